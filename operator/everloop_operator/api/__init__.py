@@ -1,0 +1,1 @@
+"""What people and programs outside may depend on: names, tokens and the shape of the resources."""

@@ -1,0 +1,152 @@
+"""Every name that other programs may depend on: group, labels, annotations, conditions, reasons, finalizers.
+
+A value here is part of the API: it may be added to within v1alpha1, never changed.
+"""
+
+from __future__ import annotations
+
+GROUP = "everloop.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+CATEGORY = "everloop"
+
+TRAINING_SESSION_KIND = "TrainingSession"
+TRAINING_SESSION_PLURAL = "trainingsessions"
+TRAINING_SESSION_SINGULAR = "trainingsession"
+TRAINING_SESSION_SHORT = "tsess"
+
+OPERATOR_FIELD_MANAGER = "everloop-operator"
+GATEWAY_FIELD_MANAGER = "everloop-gateway"
+"""Field manager of what the gateway writes; a TrainingSession that it created carries it in managedFields."""
+
+# --- labels ---------------------------------------------------------------------------------------------------------
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "everloop"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+COMPONENT_TRAINER = "trainer"
+LABEL_SESSION = f"{GROUP}/session"
+"""Name of the TrainingSession that a child belongs to."""
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+"""Number of the attempt that a child belongs to, decimal."""
+LABEL_DEFAULT = f"{GROUP}/default"
+"""`"true"` on the TrainingSession that serves its base model for the namespace when several do."""
+LABEL_TYPE = f"{GROUP}/type"
+"""What a Secret or ConfigMap of ours holds: one of the TYPE_ values."""
+TYPE_API_KEY = "api-key"
+TYPE_BINDING = "binding"
+TYPE_MASTER_KEY = "master-key"
+TYPE_SESSION_TOKEN = "session-token"
+
+# --- annotations ----------------------------------------------------------------------------------------------------
+
+ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
+"""On a session pod: hash of all that its attempt was built from; another hash asks for a new attempt."""
+
+# --- finalizers -----------------------------------------------------------------------------------------------------
+
+KOPF_FINALIZER = f"{GROUP}/unused"
+"""Given to kopf as its own name, so that it never touches a finalizer that means something. No object ever has it."""
+
+# --- names of objects -----------------------------------------------------------------------------------------------
+
+MASTER_KEY_SECRET = "everloop-master"
+MASTER_KEY_FIELD = "key"
+TOKEN_FIELD = "token"
+CATALOGUE_CONFIG_MAP = "everloop-catalogue"
+CATALOGUE_FIELD = "catalogue.json"
+TRAINER_PORT = 8080
+GATEWAY_PORT = 8000
+TRAINER_CONTAINER = "trainer"
+
+NODE_HOSTNAME_LABEL = "kubernetes.io/hostname"
+TAINT_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+# --- phases ---------------------------------------------------------------------------------------------------------
+
+PHASE_PENDING = "Pending"
+PHASE_STARTING = "Starting"
+PHASE_RUNNING = "Running"
+PHASE_RECOVERING = "Recovering"
+PHASE_FAILED = "Failed"
+PHASES = (PHASE_PENDING, PHASE_STARTING, PHASE_RUNNING, PHASE_RECOVERING, PHASE_FAILED)
+
+# --- condition types ------------------------------------------------------------------------------------------------
+
+CONDITION_READY = "Ready"
+CONDITION_RECONCILING = "Reconciling"
+CONDITION_STALLED = "Stalled"
+CONDITION_SERVING = "Serving"
+CONDITION_PODS_READY = "PodsReady"
+CONDITION_VOLUMES_READY = "VolumesReady"
+CONDITION_BASE_MODEL_READY = "BaseModelReady"
+CONDITION_NODES_HEALTHY = "NodesHealthy"
+CONDITION_TYPES = (
+    CONDITION_READY,
+    CONDITION_RECONCILING,
+    CONDITION_STALLED,
+    CONDITION_SERVING,
+    CONDITION_PODS_READY,
+    CONDITION_VOLUMES_READY,
+    CONDITION_BASE_MODEL_READY,
+    CONDITION_NODES_HEALTHY,
+)
+
+# --- reasons of conditions ------------------------------------------------------------------------------------------
+
+REASON_AS_EXPECTED = "AsExpected"
+REASON_SERVING = "Serving"
+REASON_RECOVERING = "Recovering"
+REASON_STARTING = "Starting"
+REASON_WAITING = "Waiting"
+REASON_UNKNOWN = "Unknown"
+REASON_POD_CREATING = "PodCreating"
+REASON_POD_NOT_READY = "PodNotReady"
+REASON_UNSCHEDULABLE = "Unschedulable"
+REASON_IMAGE_UNAVAILABLE = "ImageUnavailable"
+REASON_CRASH_LOOP = "CrashLoop"
+REASON_TRAINER_UNREACHABLE = "TrainerUnreachable"
+REASON_CLAIM_NOT_FOUND = "ClaimNotFound"
+REASON_CLAIM_NOT_BOUND = "ClaimNotBound"
+REASON_CLAIM_LOST = "ClaimLost"
+REASON_STORAGE_MISMATCH = "StorageMismatch"
+REASON_STORAGE_ERROR = "StorageError"
+REASON_BASE_MODEL_LOADING = "BaseModelLoading"
+REASON_BASE_MODEL_LOADED = "BaseModelLoaded"
+REASON_NODE_NOT_READY = "NodeNotReady"
+REASON_NODE_GONE = "NodeGone"
+REASON_BUDGET_EXHAUSTED = "BudgetExhausted"
+REASON_STARTUP_DEADLINE = "StartupDeadlineExceeded"
+REASON_UNSCHEDULABLE_DEADLINE = "UnschedulableDeadlineExceeded"
+REASON_INVALID_SPEC = "InvalidSpec"
+REASON_POD_INVALID = "PodInvalid"
+
+# --- reasons of recoveries ------------------------------------------------------------------------------------------
+
+RECOVERY_NODE_LOST = "NodeLost"
+RECOVERY_NODE_GONE = "NodeGone"
+RECOVERY_POD_LOST = "PodLost"
+RECOVERY_POD_FAILED = "PodFailed"
+RECOVERY_POD_DELETED = "PodDeleted"
+RECOVERY_SPEC_CHANGED = "SpecChanged"
+RECOVERY_ENGINE_LOST = "EngineLost"
+RECOVERY_SERVER_RESTARTED = "ServerRestarted"
+
+# --- reasons of events ----------------------------------------------------------------------------------------------
+
+EVENT_POD_CREATED = "PodCreated"
+EVENT_NODE_LOST = "NodeLost"
+EVENT_POD_LOST = "PodLost"
+EVENT_NEW_ATTEMPT = "NewAttempt"
+EVENT_SERVING = "Serving"
+EVENT_RECOVERED = "Recovered"
+EVENT_ENGINE_RECOVERED = "EngineRecovered"
+EVENT_SERVER_RECOVERED = "ServerRecovered"
+EVENT_POD_FORCE_DELETED = "PodForceDeleted"
+EVENT_STALLED = "Stalled"
+
+# --- exit codes of the trainer's server -----------------------------------------------------------------------------
+
+EXIT_FENCED = 64
+EXIT_STORAGE_MISMATCH = 65
+EXIT_STORAGE_FAILED = 66

@@ -1,0 +1,1 @@
+"""How it happens: every request that leaves the process."""

@@ -1,0 +1,1 @@
+"""What should happen: pure functions over plain values. No client, no clock, no environment."""
