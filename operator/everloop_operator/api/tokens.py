@@ -1,0 +1,54 @@
+"""Tokens and session ids, all derived from the master key by HMAC-SHA256.
+
+Nothing is stored: any gateway replica and the operator derive the same values from the
+master key (Secret ``everloop-master`` of the release namespace), so a restart loses none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+
+MASTER_KEY_BYTES = 32
+SESSION_ID_PATTERN = re.compile(r"s-([0-9a-f]{16})-([0-9a-f]{16})")
+
+
+def master_key(text: str) -> bytes:
+    """Decode the content of the Secret: 32 bytes as hex. Raises ValueError, which never shows the content."""
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        raise ValueError("Secret everloop-master: key is not hexadecimal") from None
+    if len(key) != MASTER_KEY_BYTES:
+        raise ValueError(f"Secret everloop-master: key has {len(key)} bytes, expected {MASTER_KEY_BYTES}")
+    return key
+
+
+def session_token(master: bytes, uid: str, attempt: int) -> str:
+    """The bearer token of one attempt of the TrainingSession with this UID: 64 hex digits."""
+    return _hmac(master, "session-token", uid, str(attempt))
+
+
+def session_id(master: bytes, namespace: str, key_id: str, idempotency_key: str) -> str:
+    """The id of the client session that an API key opened with this idempotency key: a repeat gives the same id."""
+    nonce = _hmac(master, "session", namespace, key_id, idempotency_key)[:16]
+    return f"s-{nonce}-{_session_mac(master, namespace, key_id, nonce)}"
+
+
+def verify_session_id(master: bytes, namespace: str, key_id: str, session_id: str) -> bool:
+    """Was this id given out to this API key? Compares in constant time."""
+    match = SESSION_ID_PATTERN.fullmatch(session_id)
+    if match is None:
+        return False
+    nonce, mac = match.groups()
+    return hmac.compare_digest(mac, _session_mac(master, namespace, key_id, nonce))
+
+
+def _session_mac(master: bytes, namespace: str, key_id: str, nonce: str) -> str:
+    return _hmac(master, "mac", namespace, key_id, nonce)[:16]
+
+
+def _hmac(master: bytes, *parts: str) -> str:
+    # Only the last part may hold a "|" (namespaces, key ids and UIDs cannot), so the joint text is unambiguous.
+    return hmac.new(master, "|".join(parts).encode(), hashlib.sha256).hexdigest()
