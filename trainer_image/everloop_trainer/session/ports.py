@@ -1,0 +1,197 @@
+"""What the session needs from outside, as protocols: an engine and where to get one, the journal, stored model states.
+
+Paths given to an engine are absolute; it writes large files itself and answers with their hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from everloop_trainer.session.operations import OptimStep, Sample
+from everloop_trainer.session.records import Record
+
+Parts = Literal["all", "weights"]
+StateKind = Literal["snapshots", "weights", "sampler_weights"]
+"""A snapshot is internal; `weights` and `sampler_weights` are the two kinds of checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """The shape of an adapter and the seed of its initialisation."""
+
+    rank: int
+    seed: int
+    train_mlp: bool
+    train_attn: bool
+    train_unembed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that an engine wrote and flushed: lower-case hex SHA-256 and size in bytes."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenWeights:
+    """A stored adapter to sample from."""
+
+    path: str
+    sha256: str
+    lora: Lora
+
+
+class Engine(Protocol):
+    """One engine process. Any method raises ConnectionError or EOFError once the engine is lost.
+
+    Methods that compute raise EngineRefused for bad content (category `user`) or a failure that left the state as it
+    was (category `server`). `model` is a model id and opaque to the engine.
+    """
+
+    @property
+    def pid(self) -> int:
+        """Process id, for the journal and for people."""
+
+    async def init(self, model: str, lora: Lora) -> None:
+        """Make a fresh adapter; replaces one of that name."""
+
+    async def restore(self, model: str, path: str, lora: Lora, sha256: str, parts: Parts) -> None:
+        """Load an adapter, with `all` also its optimizer, step and accumulated gradients; replaces one of that name."""
+
+    async def drop(self, model: str) -> None:
+        """Forget an adapter."""
+
+    async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> bytes:
+        """Run a protobuf ForwardBackwardRequest and return the protobuf ForwardBackwardOutput."""
+
+    async def optim_step(self, model: str, seq: int, step: OptimStep) -> dict[str, float]:
+        """Apply the accumulated gradients and return metrics."""
+
+    async def drop_gradients(self, model: str, seq: int) -> None:
+        """Clear the accumulated gradients."""
+
+    async def write(self, model: str, seq: int, path: str, parts: Parts) -> Written:
+        """Write the state to a new file and flush it."""
+
+    async def snapshot(self, model: str, seq: int, path: str) -> Awaitable[Written]:
+        """Copy the state at this boundary and return at once.
+
+        The awaitable ends when the file is written and flushed; it raises EngineRefused if that failed, or
+        ConnectionError/EOFError if the engine was lost first.
+        """
+
+    async def sample(self, weights: FrozenWeights | None, sample: Sample) -> bytes:
+        """Sample from stored weights or, with None, from the base model; returns a protobuf SampleResponse."""
+
+    async def wait_lost(self) -> None:
+        """Return when the engine is gone."""
+
+    async def close(self) -> None:
+        """Let go of the engine, which then exits. Never raises."""
+
+
+class EngineSource(Protocol):
+    """Where engines come from."""
+
+    async def connect(self) -> Engine:
+        """A new engine, ready to work. Raises OSError (ConnectionError is one) or EOFError while there is none."""
+
+
+class Position(NamedTuple):
+    """Where a record lies; positions order all records of the history."""
+
+    incarnation: int
+    offset: int
+
+
+class Journal(Protocol):
+    """The append-only journal of this incarnation, and the sealed history before it.
+
+    Every method raises Fenced once a newer incarnation was seen and StorageFailed after any failed write.
+    """
+
+    def append(self, record: Record, body: bytes = b"") -> tuple[Position, Awaitable[None]]:
+        """Add a record; the awaitable ends when it is flushed and the fence was read after that."""
+
+    def note(self, record: Record) -> Awaitable[None]:
+        """Add a record that may be lost with the machine; the awaitable ends when the operating system has it."""
+
+    async def read(self, position: Position) -> bytes:
+        """The body of a record. Raises JournalDamaged if it cannot be read back as it was written."""
+
+    async def check_fence(self) -> None:
+        """Read the fence: to be awaited before every effect that the outside sees."""
+
+    @property
+    def end(self) -> Position:
+        """Position that the next record will get."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a state goes: its key, unique within the model and kind, and the absolute path for the engine."""
+
+    key: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a stored state is. It is written after the data, and without it the data does not count.
+
+    Attributes:
+        kind: snapshot or kind of checkpoint.
+        key: name of the directory of the state.
+        model: model id.
+        operation: request id of the last operation whose effect is inside, or that saved it.
+        seq: number of that operation; `step` counts optimizer steps.
+        end: end of the journal when it was written; a manifest counts only if this lies in the sealed history.
+        time: RFC 3339.
+    """
+
+    kind: StateKind
+    key: str
+    model: str
+    operation: str
+    seq: int
+    step: int
+    end: Position
+    base_model: str
+    base_model_sha256: str
+    lora: Lora
+    alpha: int
+    sha256: str
+    size: int
+    time: str
+    name: str | None = None
+    ttl_seconds: int | None = None
+    user_metadata: dict[str, object] | None = None
+
+
+class States(Protocol):
+    """Stored model states. Raises StorageFailed where the storage fails."""
+
+    def place(self, kind: StateKind, model: str, seq: int, generation: int) -> Place:
+        """A place of its own for the state that the `generation`-th engine of this incarnation writes."""
+
+    async def commit(self, manifest: Manifest) -> None:
+        """Read the fence, then write the manifest: from now on the state counts."""
+
+    async def snapshots(self, model: str) -> list[Manifest]:
+        """Snapshots that count and whose data is complete in size, newest first."""
+
+    async def find(self, kind: StateKind, model: str, operation: str) -> Manifest | None:
+        """The intact checkpoint that an earlier try of this operation stored, if any."""
+
+    async def intact(self, manifest: Manifest) -> bool:
+        """Whether the data has the size and hash that the manifest names."""
+
+    async def retain(self, model: str) -> None:
+        """Read the fence, then delete all but the newest two snapshots."""
+
+    def path(self, kind: StateKind, model: str, key: str) -> str:
+        """Absolute path of a state's data file."""

@@ -1,0 +1,212 @@
+"""Records of the journal: typed values and their JSON headers. Bodies travel beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from everloop_trainer.session.errors import Category
+from everloop_trainer.session.operations import Arguments, arguments_from_json, arguments_to_json
+from everloop_trainer.session.outcomes import ContentType
+
+STRICT = ConfigDict(extra="forbid")
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """How much of an older journal counts for ever: its first `length` bytes, which have this SHA-256."""
+
+    incarnation: int
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """First record of a journal: who writes it and which history it stands on. `time` is RFC 3339."""
+
+    number: int
+    attempt: int
+    boot: int
+    pod: str
+    seals: tuple[Seal, ...]
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """An operation was accepted; seeds are resolved in its arguments. The body is the operation's body."""
+
+    stream: str
+    seq: int
+    args: Arguments
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """An engine is about to start an operation."""
+
+    stream: str
+    seq: int
+    engine: int
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The checkpoint that a save operation stored: its manifest in the words that later operations need."""
+
+    kind: Literal["weights", "sampler_weights"]
+    key: str
+    sha256: str
+    size: int
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An operation ended. The body is the result as it is delivered; empty for a failure.
+
+    `step` is the model's number of optimizer steps after it. `gradients_dropped` marks an optim_step that failed
+    because its accumulation window held a failure: replay clears the gradients too.
+    """
+
+    stream: str
+    seq: int
+    ok: bool
+    content_type: ContentType
+    step: int
+    error: str | None = None
+    category: Category | None = None
+    gradients_dropped: bool = False
+    stored: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The client is about to be told of a failure."""
+
+    stream: str
+    seq: int
+
+
+Record = Open | Accept | Try | Result | Deliver
+
+
+def to_header(record: Record) -> dict[str, Any]:
+    """The record's header as JSON values; `t` names its type."""
+    match record:
+        case Open():
+            seals = [{"incarnation": s.incarnation, "length": s.length, "sha256": s.sha256} for s in record.seals]
+            return {
+                "t": "open",
+                "n": record.number,
+                "attempt": record.attempt,
+                "boot": record.boot,
+                "pod": record.pod,
+                "seals": seals,
+                "time": record.time,
+            }
+        case Accept():
+            return {
+                "t": "accept",
+                "s": record.stream,
+                "n": record.seq,
+                "k": record.args.KIND,
+                "time": record.time,
+                "a": arguments_to_json(record.args),
+            }
+        case Try():
+            return {"t": "try", "s": record.stream, "n": record.seq, "engine": record.engine}
+        case Deliver():
+            return {"t": "deliver", "s": record.stream, "n": record.seq}
+        case Result():
+            header: dict[str, Any] = {
+                "t": "result",
+                "s": record.stream,
+                "n": record.seq,
+                "ok": record.ok,
+                "ctype": record.content_type,
+                "step": record.step,
+            }
+            if not record.ok:
+                header |= {"err": record.error, "category": record.category, "dropped": record.gradients_dropped}
+            if record.stored is not None:
+                header["stored"] = _STORED.dump_python(record.stored, mode="json")
+            return header
+
+
+_STORED = TypeAdapter(Stored)
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """Every key that a header may hold, by type; `from_header` asks for those that its type needs."""
+
+    t: Literal["open", "accept", "try", "result", "deliver"]
+    n: int
+    s: str | None = None
+    k: str | None = None
+    a: dict[str, Any] | None = None
+    time: str | None = None
+    attempt: int | None = None
+    boot: int | None = None
+    pod: str | None = None
+    seals: tuple[Seal, ...] | None = None
+    engine: int | None = None
+    ok: bool | None = None
+    ctype: ContentType | None = None
+    step: int | None = None
+    err: str | None = None
+    category: Category | None = None
+    dropped: bool = False
+    stored: Stored | None = None
+
+    def need(self, *keys: str) -> list[Any]:
+        values = [getattr(self, key) for key in keys]
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                raise ValueError(f"{self.t}.{key}: missing")
+        return values
+
+
+_HEADER = TypeAdapter(_Header)
+
+
+def from_header(header: bytes) -> Record:
+    """The record of a header's JSON text.
+
+    Raises:
+        ValueError: names the key that is missing, unknown or of the wrong type.
+    """
+    try:
+        found = _HEADER.validate_json(header, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"record header key {key or '?'}: {first['msg']}") from error
+    match found.t:
+        case "open":
+            attempt, boot, pod, seals, time = found.need("attempt", "boot", "pod", "seals", "time")
+            return Open(found.n, attempt, boot, pod, seals, time)
+        case "accept":
+            stream, kind, values, time = found.need("s", "k", "a", "time")
+            return Accept(stream, found.n, arguments_from_json(kind, values), time)
+        case "try":
+            stream, engine = found.need("s", "engine")
+            return Try(stream, found.n, engine)
+        case "deliver":
+            (stream,) = found.need("s")
+            return Deliver(stream, found.n)
+        case "result":
+            stream, ok, content_type, step = found.need("s", "ok", "ctype", "step")
+            if not ok:
+                found.need("err", "category")
+            return Result(
+                stream, found.n, ok, content_type, step, found.err, found.category, found.dropped, found.stored
+            )
