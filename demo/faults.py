@@ -1,0 +1,76 @@
+"""Kills real processes of a session pod, found from outside the container."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from demo.moments import Running, running
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process inside a container: its number on the machine and in the container, and its command."""
+
+    pid: int
+    inner: int
+    command: str
+
+
+def processes(pids: Iterable[int]) -> list[Process]:
+    """What the machine knows of these processes; those that ended meanwhile are left out."""
+    found = []
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        inner = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
+        found.append(Process(pid, int(inner), command))
+    return found
+
+
+def role(process: Process, engine: int | None) -> str:
+    """``supervisor``, ``server``, ``spare`` or ``engine`` (forked from the spare: same command)."""
+    if process.inner == 1:
+        return "supervisor"
+    if process.inner == engine:
+        return "engine"
+    return process.command.rsplit(" ", 1)[-1]
+
+
+def kill(pids: Iterable[int], victim: str, engine: int | None) -> Process:
+    """SIGKILL the process of this role.
+
+    Raises:
+        LookupError: no such process; the message lists those that were there.
+    """
+    seen = processes(pids)
+    for process in seen:
+        if role(process, engine) == victim:
+            os.kill(process.pid, signal.SIGKILL)
+            return process
+    raise LookupError(f"no {victim} among {[(p.inner, p.command) for p in seen]}")
+
+
+def wait_running(
+    dump: Callable[[], list[dict[str, Any]]], kind: str, after: int = 0, seconds: float = 120.0
+) -> Running:
+    """Wait until the journal shows an operation of ``kind`` with a number above ``after`` started and unfinished.
+
+    Raises:
+        TimeoutError: none was seen in time.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        now = running(dump())
+        if now is not None and now.kind == kind and now.number > after:
+            return now
+        time.sleep(0.02)
+    raise TimeoutError(f"no {kind} was running within {seconds:.0f} s")

@@ -1,0 +1,50 @@
+"""Finds the moment for a kill: when an operation was accepted and has no result yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An operation that the journal shows as started and unfinished."""
+
+    stream: str
+    number: int
+    kind: str
+    engine: int
+    """Process id of the engine that runs it, as the container's PID namespace numbers it."""
+
+
+def running(records: Iterable[Mapping[str, Any]]) -> Running | None:
+    """The operation that is being run at the end of ``records`` (a journal dump), if any."""
+    kinds: dict[tuple[str, int], str] = {}
+    current: Running | None = None
+    for record in records:
+        key = (record.get("s", ""), record.get("n", -1))
+        match record["t"]:
+            case "accept":
+                kinds[key] = record["k"]
+            case "try":
+                current = Running(*key, kinds[key], record["engine"])
+            case "result" if current is not None and key == (current.stream, current.number):
+                current = None
+            case "open":
+                current = None
+    return current
+
+
+def applied_steps(records: Iterable[Mapping[str, Any]], stream: str) -> list[int]:
+    """Numbers of the optim_steps of ``stream`` that have a successful result, in journal order."""
+    steps: set[int] = set()
+    finished: list[int] = []
+    for record in records:
+        if record.get("s") != stream:
+            continue
+        if record["t"] == "accept" and record["k"] == "optim_step":
+            steps.add(record["n"])
+        elif record["t"] == "result" and record["ok"] and record["n"] in steps:
+            finished.append(record["n"])
+    return finished

@@ -1,0 +1,226 @@
+"""The promise, with real processes killed under a loop of the unmodified SDK."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo import adapters, faults
+from demo.loop import Loop, loss_of
+from demo.moments import Running, applied_steps
+from tests.e2e.conftest import NAMESPACE, SESSION, Everloop
+from tests.e2e.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+VICTIMS = ("engine", "server", "spare", "pod", "partition", "node")
+STEPS_BETWEEN = 4
+STEPS = STEPS_BETWEEN * (len(VICTIMS) + 1)
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One fault: what was killed, what was running then, and the status before and after."""
+
+    victim: str
+    operation: Running
+    incarnation: int
+    before: dict[str, Any]
+    after: dict[str, Any]
+    entry: dict[str, Any] | None
+    journal_length: int
+
+
+@dataclass(frozen=True)
+class Story:
+    """The broken run and the unbroken one, with all that the tests look at."""
+
+    strikes: dict[str, Strike]
+    journal: list[dict[str, Any]]
+    ledger: list[dict[str, Any]]
+    broken: dict[str, adapters.Tensor]
+    initial: dict[str, adapters.Tensor]
+    unbroken: dict[str, adapters.Tensor]
+    describe: str
+
+
+def newest_incarnation(journal: list[dict[str, Any]]) -> int:
+    """Number of the newest incarnation that opened a journal."""
+    return max(record["n"] for record in journal if record["t"] == "open")
+
+
+def strike(everloop: Everloop, victim: str, kind: str) -> Strike:
+    """Kill ``victim`` while an operation of ``kind`` runs, and wait until its recovery is on the status."""
+    before = everloop.status()
+    pod, node = before["pod"]["name"], before["pod"]["node"]
+    operation = faults.wait_running(everloop.journal, kind)
+    journal = everloop.journal()
+    if victim in ("engine", "server", "spare"):
+        faults.kill(everloop.cluster.container_pids(NAMESPACE, pod), victim, operation.engine)
+    elif victim == "pod":
+        everloop.tools.kube("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
+    elif victim == "partition":
+        everloop.cluster.node_partition(node)
+    else:
+        everloop.cluster.node_kill(node)
+    known = {entry["id"] for entry in before.get("recoveries", [])}
+
+    def entry() -> dict[str, Any] | None:
+        fresh = [e for e in everloop.status().get("recoveries", []) if e["id"] not in known and e.get("seconds")]
+        return fresh[-1] if fresh else None
+
+    # A spare's death costs the training nothing, so it is no recovery.
+    found = None if victim == "spare" else eventually(entry, f"recovery from the loss of the {victim}", seconds=120)
+    everloop.wait_serving()
+    return Strike(victim, operation, newest_incarnation(journal), before, everloop.status(), found, len(journal))
+
+
+def steps_of(loop: Loop) -> Iterator[int]:
+    """Yield the number of each step as the loop reports it."""
+    count = 0
+    for line in loop.follow():
+        if loss_of(line) is not None:
+            count += 1
+            yield count
+
+
+@pytest.fixture(scope="module")
+def story(everloop: Everloop) -> Story:
+    """One loop through every fault, then the same loop unbroken."""
+    seed = int(os.environ.get("EVERLOOP_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"EVERLOOP_TEST_SEED={seed}")
+    rng = random.Random(seed)
+    arguments = ("--steps", str(STEPS))
+    loop = everloop.loop("broken", *arguments)
+    strikes: dict[str, Strike] = {}
+    partitioned = ""
+    loop.start()
+    try:
+        for step in steps_of(loop):
+            if step % STEPS_BETWEEN == 0 and step // STEPS_BETWEEN <= len(VICTIMS):
+                victim = VICTIMS[step // STEPS_BETWEEN - 1]
+                strikes[victim] = strike(everloop, victim, rng.choice(["forward_backward", "optim_step"]))
+                if victim == "partition":
+                    partitioned = strikes[victim].before["pod"]["node"]
+    finally:
+        loop.stop()
+    everloop.cluster.node_heal(partitioned)
+    everloop.cluster.node_heal(strikes["node"].before["pod"]["node"])
+    journal = everloop.journal()
+    describe = everloop.tools.kube("-n", NAMESPACE, "describe", "tsess", SESSION)
+    plain = everloop.loop("unbroken", *arguments)
+    plain.start()
+    try:
+        assert len(list(steps_of(plain))) == STEPS
+    finally:
+        plain.stop()
+
+    def saved(name: str, step: int) -> dict[str, adapters.Tensor]:
+        path = next(e["path"] for e in everloop.ledger(name) if e["event"] == "saved" and e["step"] == step)
+        return adapters.read_tensors(adapters.checkpoint_file(everloop.lineage_root, path))
+
+    return Story(
+        strikes,
+        journal,
+        everloop.ledger("broken"),
+        saved("broken", STEPS),
+        saved("broken", 0),
+        saved("unbroken", STEPS),
+        describe,
+    )
+
+
+def test_final_adapter_equals_that_of_an_unbroken_run(story: Story) -> None:
+    """Bit-equal after engine, server, spare, pod and node were killed and a node partitioned."""
+    assert adapters.fingerprint(story.broken) == adapters.fingerprint(story.unbroken)
+
+
+def test_adapter_is_far_from_its_initial_value(story: Story) -> None:
+    """Every tensor moved: equality above is not that of two untouched adapters."""
+    assert story.broken.keys() == story.initial.keys()
+    assert all(story.broken[name].data != story.initial[name].data for name in story.broken)
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_kill_fell_in_the_middle_of_an_operation(story: Story, victim: str) -> None:
+    """The journal shows the operation accepted and started before the kill, its result after it."""
+    fault = story.strikes[victim]
+    key = (fault.operation.stream, fault.operation.number)
+    positions = {
+        kind: [i for i, r in enumerate(story.journal) if r["t"] == kind and (r.get("s"), r.get("n")) == key]
+        for kind in ("accept", "try", "result")
+    }
+    assert len(positions["accept"]) == len(positions["result"]) == 1
+    assert positions["accept"][0] < fault.journal_length <= positions["result"][0]
+    if victim != "spare":
+        assert len(positions["try"]) == 2, "the operation was started again after the kill"
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_what_was_killed_was_replaced(story: Story, victim: str) -> None:
+    """Attempt, boot or engine process changed, as the fault demands; nothing else did."""
+    fault = story.strikes[victim]
+    before, after = fault.before["attempt"], fault.after["attempt"]
+    if victim in ("pod", "partition", "node"):
+        assert after == before + 1
+    else:
+        assert after == before
+    incarnations = [r["n"] for r in story.journal if r["t"] == "open"]
+    newer = [n for n in incarnations if n > fault.incarnation]
+    assert bool(newer) == (victim not in ("engine", "spare") or fault.incarnation != max(incarnations))
+
+
+def test_every_update_is_in_the_lineage_exactly_once(story: Story) -> None:
+    """What the client was told, by its own ledger, is what the sealed history holds, once each."""
+    model = next(e["model_id"] for e in story.ledger if e["event"] == "model")
+    steps = [e["step"] for e in story.ledger if e["event"] == "step"]
+    assert steps == list(range(1, STEPS + 1))
+    applied = applied_steps(story.journal, model)
+    assert applied == sorted(set(applied))
+    assert len(applied) == STEPS
+
+
+@pytest.mark.parametrize("victim", ["partition", "node"])
+def test_status_tells_which_node_was_lost(story: Story, victim: str) -> None:
+    """Which node, why, from which operation, nothing lost, in how many seconds; and the pod is elsewhere."""
+    fault = story.strikes[victim]
+    node = fault.before["pod"]["node"]
+    assert fault.after["pod"]["node"] != node
+    assert fault.entry is not None
+    assert fault.entry["node"] == node
+    assert fault.entry["reason"] == "NodeLost"
+    assert fault.entry["resumedFrom"]
+    assert fault.entry["lostOperations"] == 0
+    assert float(fault.entry["seconds"]) > 0
+    assert node in story.describe
+
+
+def test_zombie_cannot_write_into_the_lineage(story: Story) -> None:
+    """The partitioned pod lived on; every record of the history is in an incarnation's sealed part."""
+    fault = story.strikes["partition"]
+    opens = [r for r in story.journal if r["t"] == "open" and r["n"] > fault.incarnation]
+    seals = {s["incarnation"]: s for s in opens[0]["seals"]}
+    assert fault.incarnation in seals
+    assert len([r for r in story.journal if r["t"] == "result"]) == len(
+        {(r["s"], r["n"]) for r in story.journal if r["t"] == "result"}
+    )
+
+
+def test_describe_tells_the_story(story: Story) -> None:
+    """Events name the lost node, the new attempt and the recovery."""
+    for word in ("NodeLost", "Recovered", "replayed", "0 lost"):
+        assert word in story.describe, story.describe
+
+
+def test_results_survive_in_the_journal_of_the_volume(story: Story, everloop: Everloop, tmp_path: Path) -> None:
+    """The journal dump is JSON lines that a person can read."""
+    out = tmp_path / "dump.jsonl"
+    out.write_text("\n".join(json.dumps(r) for r in everloop.journal()))
+    assert json.loads(out.read_text().splitlines()[0])["t"] == "open"
