@@ -1,0 +1,1 @@
+"""The trainer image: supervisor, server, journal and engine of one TrainingSession pod."""
