@@ -1,0 +1,229 @@
+"""TrainingSession: a base model that serves training steps as API calls on many LoRA adapters.
+
+The models here are the only definition; `crd.py` derives the CRD from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from .schema import ApiModel, ObjectName, RelativePath, Resources, rules
+from .training_session_status import TrainingSessionStatus
+
+MAX_NAME_LENGTH = 40
+"""Children add `-a<attempt>-<rank>` and `-a<attempt>-token`, and a label value ends at 63 characters."""
+
+
+class ModelClaim(ApiModel):
+    """A directory on a PersistentVolumeClaim that holds a Hugging Face model (config.json and safetensors files)."""
+
+    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim, in the namespace of this object.")
+    path: RelativePath = Field(default="", description="Directory of the model on the claim, relative to its root.")
+
+
+class ModelSource(ApiModel):
+    """Where the files of the base model come from."""
+
+    claim: ModelClaim = Field(description="A PersistentVolumeClaim that already holds the files; mounted read-only.")
+
+
+class BaseModelSpec(ApiModel):
+    """The frozen model that adapters are trained on."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Name by which clients ask for this model, for instance `Qwen/Qwen3-8B`."
+    )
+    revision: Annotated[str, Field(max_length=128)] = Field(
+        default="",
+        description="Revision of the files, recorded in storage; storage written for another revision is refused.",
+    )
+    source: ModelSource = Field(description="Where the files come from.")
+
+
+class EngineSpec(ApiModel):
+    """How the engine computes. Results depend on all of it."""
+
+    dtype: Literal["Float32", "BFloat16"] = Field(
+        default="Float32",
+        description="Type of the base model's weights in memory; adapters and optimizer are always float32. Immutable.",
+        json_schema_extra=rules(("self == oldSelf", "spec.engine.dtype is immutable")),
+    )
+    max_sequence_length: Annotated[int, Field(ge=16, le=1_048_576)] = Field(
+        default=2048, description="Longest sequence that is accepted, in tokens. A change starts a new attempt."
+    )
+    threads: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=2,
+        description="CPU threads of the engine. The last bits of results depend on it. A change starts a new attempt.",
+    )
+
+
+class ContainerResources(ApiModel):
+    """Requests and limits of the trainer container, as in a pod."""
+
+    requests: Resources = Field(
+        default={}, description="What the scheduler sets aside, by resource name; quantities as in a pod."
+    )
+    limits: Resources = Field(
+        default={}, description="What the container may use at most, by resource name; GPUs are asked for here."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits) || "
+                "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
+                "a request must not exceed its limit",
+            )
+        )
+    )
+
+
+class WorkersSpec(ApiModel):
+    """The pod that holds the base model."""
+
+    resources: ContainerResources = Field(
+        default=ContainerResources(), description="Resources of the trainer container. A change starts a new attempt."
+    )
+
+
+class AdaptersSpec(ApiModel):
+    """Limits on the LoRA adapters of this session. A change starts a new attempt."""
+
+    max_models: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=16, description="How many adapters may exist at a time."
+    )
+    max_rank: Annotated[int, Field(ge=1, le=1024)] = Field(default=128, description="Highest rank of an adapter.")
+
+
+class JournalClaim(ApiModel):
+    """A directory on a PersistentVolumeClaim that outlives pods and nodes."""
+
+    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim, in the namespace of this object.")
+    sub_path: RelativePath = Field(
+        default="",
+        description="Directory on the claim; `<namespace>/<name>` of this object is used below it.",
+    )
+
+
+class JournalSpec(ApiModel):
+    """Where journal, snapshots and checkpoints are kept."""
+
+    claim: JournalClaim = Field(
+        description="A PersistentVolumeClaim. With access mode ReadWriteMany a lost node is replaced without waiting."
+    )
+
+
+class StorageSpec(ApiModel):
+    """Storage that the session recovers from."""
+
+    journal: JournalSpec = Field(
+        description="Where journal, snapshots and checkpoints are kept. Immutable.",
+        json_schema_extra=rules(("self == oldSelf", "spec.storage.journal is immutable")),
+    )
+
+
+class SnapshotsSpec(ApiModel):
+    """Internal snapshots, from which a recovery replays."""
+
+    replay_budget_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=20,
+        description="Seconds of computing that a recovery may have to repeat for a model; reaching it starts a "
+        "snapshot in the background. A change starts a new attempt.",
+    )
+
+
+class Budget(ApiModel):
+    """How often something may happen within a moving window."""
+
+    max_attempts: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=20, description="Replacements within the window; when they are used up the session is Failed."
+    )
+    window_seconds: Annotated[int, Field(ge=60, le=2_592_000)] = Field(
+        default=86_400, description="Length of the window in seconds; what is older refills the budget."
+    )
+
+
+class RecoverySpec(ApiModel):
+    """How lost pods and nodes are replaced. A change takes effect at once."""
+
+    infrastructure: Budget = Field(
+        default=Budget(), description="Budget for lost nodes and for lost or failed pods; deletions are not counted."
+    )
+    force_delete_after_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        default=120,
+        description="Seconds after which a replaced pod that does not go away is removed from the API without proof "
+        "that it is dead. Only when the journal's claim is ReadWriteMany, where the journal itself fences it off.",
+    )
+    avoid_seconds: Annotated[int, Field(ge=0, le=2_592_000)] = Field(
+        default=86_400, description="Seconds for which this session is kept off a node that failed under it."
+    )
+
+
+class DeadlinesSpec(ApiModel):
+    """After which time waiting is reported as failure. A change takes effect at once."""
+
+    startup_seconds: Annotated[int, Field(ge=30, le=86_400)] = Field(
+        default=1800,
+        description="Seconds from a pod's scheduling, or from the loss of its engine, until it serves; later the "
+        "session is Failed with reason StartupDeadlineExceeded until it serves after all.",
+    )
+    unschedulable_seconds: Annotated[int, Field(ge=30, le=604_800)] = Field(
+        default=3600,
+        description="Seconds for which a pod may find no node; later the session is Failed with reason "
+        "UnschedulableDeadlineExceeded until a node is found after all.",
+    )
+
+
+class TrainingSessionSpec(ApiModel):
+    """What the session should be."""
+
+    base_model: BaseModelSpec = Field(
+        description="The frozen model that adapters are trained on. Immutable.",
+        json_schema_extra=rules(("self == oldSelf", "spec.baseModel is immutable")),
+    )
+    image: Annotated[str, Field(max_length=512)] = Field(
+        default="",
+        description="Trainer image; empty means the image of the Everloop installation. A change starts a new attempt.",
+    )
+    engine: EngineSpec = Field(default=EngineSpec(), description="How the engine computes.")
+    workers: WorkersSpec = Field(default=WorkersSpec(), description="The pod that holds the base model.")
+    adapters: AdaptersSpec = Field(default=AdaptersSpec(), description="Limits on the LoRA adapters of this session.")
+    storage: StorageSpec = Field(description="Storage that the session recovers from.")
+    snapshots: SnapshotsSpec = Field(
+        default=SnapshotsSpec(), description="Internal snapshots, from which a recovery replays."
+    )
+    recovery: RecoverySpec = Field(default=RecoverySpec(), description="How lost pods and nodes are replaced.")
+    deadlines: DeadlinesSpec = Field(
+        default=DeadlinesSpec(), description="After which time waiting is reported as failure."
+    )
+
+
+class TrainingSession(ApiModel):
+    """A base model, resident in a pod, that serves training steps as API calls on many LoRA adapters.
+
+    The session outlives its pod: when the pod or its node is lost, another pod takes over from the journal, and the
+    clients' loops go on.
+    """
+
+    spec: TrainingSessionSpec = Field(description="What the session should be.")
+    status: TrainingSessionStatus = Field(
+        default=TrainingSessionStatus(), description="What the session is; written only by the operator."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
+                f"metadata.name must not be longer than {MAX_NAME_LENGTH} characters",
+            ),
+            (
+                "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+                "metadata.name must consist of lower-case letters, digits and '-'",
+            ),
+        ),
+    )
+
+
+__all__ = ["MAX_NAME_LENGTH", "TrainingSession", "TrainingSessionSpec", "TrainingSessionStatus"]

@@ -1,0 +1,156 @@
+"""What the operator reports about a TrainingSession. Only the operator writes it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .schema import ApiModel, Count, Decimal, Text, Time
+
+MAX_MODELS = 20
+MAX_RECOVERIES = 10
+MAX_FAILURES = 100
+
+Identifier = Annotated[str, Field(max_length=253)]
+
+
+class Condition(ApiModel):
+    """One aspect of the state, in the standard shape of Kubernetes."""
+
+    type: Annotated[str, Field(min_length=1, max_length=64)] = Field(description="Name of the aspect.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="Why, in one word for programs.")
+    message: Text = Field(default="", description="Why, in words for people.")
+    last_transition_time: Time = Field(description="When `status` last changed.")
+    observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
+
+
+class PodStatus(ApiModel):
+    """The pod of the current attempt."""
+
+    name: Identifier = Field(description="Name of the pod.")
+    uid: Identifier = Field(default="", description="UID of the pod.")
+    node: Identifier = Field(default="", description="Node that it runs on.")
+    node_uid: Identifier = Field(default="", alias="nodeUID", description="UID of that node.")
+    ip: Annotated[str, Field(max_length=64)] = Field(default="", description="Address of the pod.")
+
+
+class BaseModelStatus(ApiModel):
+    """The base model as it was loaded."""
+
+    revision: Annotated[str, Field(max_length=128)] = Field(default="", description="Revision, as the spec names it.")
+    manifest_sha256: Annotated[str, Field(max_length=64)] = Field(
+        default="", alias="manifestSHA256", description="SHA-256 over names and hashes of the model's files."
+    )
+
+
+class StorageStatus(ApiModel):
+    """The storage that the session recovers from."""
+
+    fence_mode: Literal["", "SharedPosix", "Exclusive"] = Field(
+        default="",
+        description="How a replaced pod is kept from writing: SharedPosix (claim is ReadWriteMany, fenced by the "
+        "journal) or Exclusive (the volume is attached to one node at a time; recovery waits for it).",
+    )
+    last_snapshot_time: Time | None = Field(default=None, description="When the newest snapshot was completed.")
+    error: Text = Field(default="", description="Why nothing can be written; empty while all is well.")
+
+
+class CheckpointStatus(ApiModel):
+    """The newest checkpoint of a model."""
+
+    name: Identifier = Field(description="Name that the client gave it.")
+    step: Count = Field(default=0, description="Optimizer steps that it contains.")
+    time: Time | None = Field(default=None, description="When it was completed.")
+
+
+class ModelStatus(ApiModel):
+    """One LoRA adapter."""
+
+    id: Identifier = Field(description="Identifier of the model in storage.")
+    rank: Count = Field(default=0, description="LoRA rank.")
+    step: Count = Field(default=0, description="Optimizer steps applied.")
+    latest_checkpoint: CheckpointStatus | None = Field(default=None, description="Its newest checkpoint.")
+
+
+class LatestCheckpoint(ApiModel):
+    """The newest checkpoint of the session."""
+
+    model: Identifier = Field(description="Identifier of its model.")
+    name: Identifier = Field(description="Name that the client gave it.")
+    step: Count = Field(default=0, description="Optimizer steps that it contains.")
+    location: Text = Field(default="", description="The tinker:// path by which clients load it.")
+    time: Time | None = Field(default=None, description="When it was completed.")
+    bytes: Count = Field(default=0, description="Its size.")
+
+
+class BudgetStatus(ApiModel):
+    """How much of a budget is used."""
+
+    used: Count = Field(default=0, description="Replacements within the window.")
+    limit: Count = Field(default=0, description="Replacements that the spec allows in the window.")
+    failures: Annotated[list[Time], Field(max_length=MAX_FAILURES)] = Field(
+        default=[], description="When they happened, oldest first."
+    )
+
+
+class BudgetsStatus(ApiModel):
+    """How much of each budget is used."""
+
+    infrastructure: BudgetStatus = Field(default=BudgetStatus(), description="Lost nodes, lost and failed pods.")
+
+
+class Recovery(ApiModel):
+    """One interruption, and how it was overcome."""
+
+    id: Annotated[str, Field(max_length=64)] = Field(description="`a<attempt>`, or the trainer's id if it was in place.")
+    attempt: Count = Field(description="The attempt that took over, or that went on.")
+    reason: Annotated[str, Field(max_length=64)] = Field(
+        description="NodeLost, NodeGone, PodLost, PodFailed, PodDeleted, SpecChanged, AvoidanceLifted, EngineLost or "
+        "ServerRestarted."
+    )
+    node: Identifier = Field(default="", description="Node on which it happened.")
+    resumed_from: Text = Field(default="", description="Model and operation number from which replay started.")
+    replayed_operations: Count | None = Field(default=None, description="Operations that were computed again.")
+    lost_operations: Count | None = Field(default=None, description="Acknowledged operations that were lost.")
+    seconds: Decimal | None = Field(
+        default=None, description="From detection until every model was restored; absent while it goes on."
+    )
+    time: Time = Field(description="When it was detected.")
+
+
+class TrainingSessionStatus(ApiModel):
+    """What the session is."""
+
+    observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
+    phase: Literal["", "Pending", "Starting", "Running", "Recovering", "Failed"] = Field(
+        default="",
+        description="The conditions in one word: Pending (no node yet), Starting, Running (serves), Recovering "
+        "(between a loss and serving again), Failed (see condition Stalled).",
+    )
+    attempt: Count = Field(default=0, description="Number of the current attempt; each has a pod of its own.")
+    endpoint: Text = Field(default="", description="Where clients reach the session: the gateway.")
+    pod: PodStatus | None = Field(default=None, description="The pod of the current attempt.")
+    base_model: BaseModelStatus | None = Field(default=None, description="The base model as it was loaded.")
+    storage: StorageStatus | None = Field(default=None, description="The storage that the session recovers from.")
+    model_count: Count = Field(default=0, description="Number of models.")
+    models: Annotated[list[ModelStatus], Field(max_length=MAX_MODELS)] = Field(
+        default=[],
+        description=f"The models, most trained first; at most {MAX_MODELS}.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"]},
+    )
+    latest_checkpoint: LatestCheckpoint | None = Field(default=None, description="The newest checkpoint of all models.")
+    budgets: BudgetsStatus | None = Field(default=None, description="How much of each budget is used.")
+    recovery_count: Count = Field(default=0, description="Interruptions that were overcome or are being overcome.")
+    recoveries: Annotated[list[Recovery], Field(max_length=MAX_RECOVERIES)] = Field(
+        default=[],
+        description=f"The last {MAX_RECOVERIES} of them, oldest first.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"]},
+    )
+    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
+        default=[],
+        description="Ready, Reconciling, Stalled (as kstatus defines them), Serving, PodsReady, VolumesReady, "
+        "BaseModelReady, NodesHealthy.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
