@@ -1,0 +1,79 @@
+# Everloop: `make help` says what can be done here.
+# Nothing has to be installed first: `python3 -m bootstrap` brings what a target needs into EVERLOOP_CACHE.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?= python3
+export EVERLOOP_CACHE ?= /var/cache/everloop
+export PYTHONDONTWRITEBYTECODE := 1
+
+bootstrap := $(PYTHON) -m bootstrap
+in_tests := $(bootstrap) exec tests
+in_devcluster := $(bootstrap) exec devcluster
+
+.PHONY: help
+help: ## show this list
+	@echo "Everloop runs LLM post-training on Kubernetes so that the training loop survives the machines under it."
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  KEEP=1         leave the demo's cluster running and print what to try next"
+	@echo "  TESTS=...      what 'make test' runs: a path or pytest's options (default: everything)"
+	@echo "  EVERLOOP_CACHE where environments, binaries, images and weights are kept ($(EVERLOOP_CACHE))"
+	@echo
+	@echo "Needs Linux, Python >= 3.11, make; demo and test also root, Go >= 1.26 and a C compiler."
+
+.PHONY: demo
+demo: ## train on a local cluster while engine and node are killed; compare with an unbroken run
+	@$(bootstrap) ensure demo
+	@$(in_devcluster) python -m demo $(if $(KEEP),--keep)
+
+.PHONY: demo-down
+demo-down: ## take down the cluster that `make demo KEEP=1` left (ROOT=...)
+	@test -n "$(ROOT)" || { echo "make demo-down ROOT=...: the directory that the demo printed" >&2; exit 2; }
+	@$(in_devcluster) python -m devcluster down --root "$(ROOT)"
+	@rm -rf -- "$(ROOT)"
+
+.PHONY: test
+test: ## linters, types and all tests
+	@$(bootstrap) ensure test
+	@$(MAKE) lint
+	@$(in_tests) pytest -v -p no:cacheprovider $(TESTS)
+
+.PHONY: lint
+lint: ## formatting, linting, types, import rules
+	@$(in_tests) ruff format --check
+	@$(in_tests) ruff check
+	@$(in_tests) mypy
+	@$(in_tests) lint-imports
+
+.PHONY: format
+format: ## let ruff format and fix what it can
+	@$(in_tests) ruff format
+	@$(in_tests) ruff check --fix
+
+.PHONY: crds
+crds: ## regenerate the CRD files and the chart's copy from the pydantic models
+	@$(in_tests) python -m everloop_operator.api.crd
+	@install -D -m 0644 -t helm/everloop/crds-src crds/*.yaml
+
+.PHONY: verify
+verify: crds ## regenerate, and fail if that changed a file
+	@git diff --exit-code -- crds helm
+
+.PHONY: status
+status: ## show what EVERLOOP_CACHE holds, and how large it is
+	@$(bootstrap) status
+
+.PHONY: clean
+clean: ## remove what tools left in the checkout
+	@rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: clean-cache
+clean-cache: ## remove EVERLOOP_CACHE: the next demo or test starts as on a new machine
+	@$(bootstrap) clean

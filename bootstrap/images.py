@@ -1,0 +1,91 @@
+"""The local cluster's images: containers there are processes, so an image is a directory, a PATH and an entry point."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootstrap.environments import Environments
+from bootstrap.layout import REPOSITORY, content_hash, is_complete, mark_complete, source_files
+from bootstrap.progress import Progress
+
+OPERATOR_IMAGE = "everloop-operator:dev"
+TRAINER_IMAGE = "everloop-trainer:dev"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What the Dockerfile of the same name would build: packages, the environment below them, how it starts."""
+
+    name: str
+    packages: tuple[Path, ...]
+    environment: str
+    entrypoint: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+IMAGES = (
+    Image(
+        OPERATOR_IMAGE,
+        (REPOSITORY / "operator" / "everloop_operator", REPOSITORY / "operator" / "everloop_gateway"),
+        "operator",
+        ("python",),
+        (),
+    ),
+    Image(
+        TRAINER_IMAGE,
+        (REPOSITORY / "trainer_image" / "everloop_trainer",),
+        "trainer",
+        ("python", "-m", "everloop_trainer"),
+        ("supervisor",),
+    ),
+)
+
+
+def directory(cache: Path, image: Image) -> Path:
+    """Return where the packages of `image` lie; the name changes with their content."""
+    return cache / "images" / f"{image.name.partition(':')[0]}-{content_hash(image.packages)}"
+
+
+def images_file(cache: Path) -> Path:
+    """Return the file that tells the local cluster what its image names stand for."""
+    return cache / "images" / "images.json"
+
+
+def ensure(environments: Environments, progress: Progress) -> Path:
+    """Copy the packages of each image into the cache, where uid 1000 can read them, and return `images_file`."""
+    entries = [_entry(image, environments, progress) for image in IMAGES]
+    text = json.dumps(entries, indent=1) + "\n"
+    target = images_file(environments.cache)
+    if not target.is_file() or target.read_text() != text:
+        fresh = target.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.rename(target)
+    return target
+
+
+def _entry(image: Image, environments: Environments, progress: Progress) -> dict[str, object]:
+    environment = environments.ensure(image.environment, progress)
+    root = directory(environments.cache, image)
+    if not is_complete(root):
+        shutil.rmtree(root, ignore_errors=True)
+        for package in image.packages:
+            for source in source_files(package):
+                target = root / source.relative_to(package.parent)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+        # Containers cannot write byte code, and starting without it costs each of them seconds.
+        compile_command = [str(environment / "bin" / "python"), "-m", "compileall", "-q", "-j", "0", str(root)]
+        subprocess.run(compile_command, check=True)
+        mark_complete(root)
+    return {
+        "match": image.name,
+        "path": [str(environment / "bin")],
+        "env": {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"},
+        "entrypoint": list(image.entrypoint),
+        "cmd": list(image.command),
+        "cwd": str(root),
+    }
