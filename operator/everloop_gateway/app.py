@@ -1,0 +1,241 @@
+"""The gateway's HTTP side: authentication, the routes of the Tinker wire, and what is answered on the spot."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from everloop_gateway import wire
+from everloop_gateway.calls import PREFIX, Calls, Incoming, Refusal
+from everloop_gateway.cluster import Cluster
+from everloop_gateway.held import HeldResponse, error_answer
+from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
+from everloop_gateway.ids import shorten
+from everloop_gateway.keys import Principal, Unauthorized
+from everloop_gateway.kube import ApiRefused, pause
+from everloop_gateway.upstream import Answer, Progress
+from everloop_operator.api import tokens
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+# Before the first lists are in nobody's key is known; refusing it then would end a client for good.
+SYNC_SECONDS = 30.0
+
+CLIENT_CONFIG = {
+    "pjwt_auth_enabled": False,
+    "credential_default_source": "api_key",
+    "parallel_fwdbwd_chunks": True,
+    "proto_compress_fwdbwd": False,
+    "fwdbwd_max_chunk_len": 1024,
+    "fwdbwd_max_chunk_bytes_count": 5_000_000,
+    "billing_exception_max_pause_duration_sec": MAX_PAUSE_SECONDS,
+    "sample_no_retries": False,
+    # An outage may last longer than the two hours after which the client would call a sample stuck.
+    "sample_enable_stuck_detection": False,
+    "sample_use_retrieve_futures": False,
+    "sample_join_sampling_session": False,
+    "custom_loss_server_side": False,
+}
+DYNAMIC_CONFIG = {"refresh_interval_sec": 300, "sample_cancel_enabled": False}
+
+Work = Callable[[Incoming, Progress], Awaitable[Answer]]
+
+
+class App:
+    """Handlers of all routes. Every one but the health probes wants an API key."""
+
+    def __init__(self, cluster: Cluster, calls: Calls, draining: asyncio.Event) -> None:
+        self._cluster = cluster
+        self._calls = calls
+        self._draining = draining
+
+    def routes(self) -> list[Route]:
+        """All routes."""
+        calls = self._calls
+        held = {
+            "create_model": (Kind.CREATE, calls.create_model, wire.JSON),
+            "create_sampling_session": (Kind.CREATE, calls.create_sampling_session, wire.JSON),
+            "get_info": (Kind.QUERY, calls.get_info, wire.JSON),
+            "weights_info": (Kind.QUERY, calls.weights_info, wire.JSON),
+            "forward_backward": (Kind.TRAIN, calls.forward_backward, wire.PROTOBUF),
+            "optim_step": (Kind.TRAIN, calls.train, wire.JSON),
+            "save_weights": (Kind.SAVE, calls.save, wire.JSON),
+            "save_weights_for_sampler": (Kind.SAVE, calls.save, wire.JSON),
+            "asample": (Kind.SAMPLE, calls.sample, wire.JSON),
+            "retrieve_future": (Kind.POLL, calls.retrieve_future, wire.JSON),
+        }
+        return [
+            Route("/healthz", self.health),
+            Route("/readyz", self.readiness),
+            Route(f"{PREFIX}/healthz", self.health),
+            Route(f"{PREFIX}/client/config", self.client_config, methods=["POST"]),
+            Route(f"{PREFIX}/client/dynamic_config", self.dynamic_config, methods=["POST"]),
+            Route(f"{PREFIX}/telemetry", self.telemetry, methods=["POST"]),
+            Route(f"{PREFIX}/get_server_capabilities", self.capabilities),
+            Route(f"{PREFIX}/create_session", self.create_session, methods=["POST"]),
+            Route(f"{PREFIX}/session_heartbeat", self.heartbeat, methods=["POST"]),
+            Route(f"{PREFIX}/sessions/{{session_id}}/finish", self.finish, methods=["POST"]),
+            Route(f"{PREFIX}/samplers/{{sampler_id}}", self.sampler),
+            *(Route(f"{PREFIX}/{name}", self._held(*how), methods=["POST"]) for name, how in held.items()),
+            Route(f"{PREFIX}/{{rest:path}}", self.not_served, methods=["GET", "POST", "PUT", "DELETE"]),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        """The process lives."""
+        return JSONResponse({"status": "ok"})
+
+    async def readiness(self, request: Request) -> Response:
+        """Everything was read, and this replica is to stay."""
+        if self._cluster.ready.is_set() and not self._draining.is_set():
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "not ready"}, 503)
+
+    async def client_config(self, request: Request) -> Response:
+        """Flags that steer the SDK."""
+        await self._principal(request)
+        return JSONResponse(CLIENT_CONFIG)
+
+    async def dynamic_config(self, request: Request) -> Response:
+        """Flags that the SDK reads again from time to time."""
+        await self._principal(request)
+        return JSONResponse(DYNAMIC_CONFIG)
+
+    async def telemetry(self, request: Request) -> Response:
+        """Accepted and dropped."""
+        await self._principal(request)
+        await _read_body(request)
+        return JSONResponse({"status": "accepted"})
+
+    async def capabilities(self, request: Request) -> Response:
+        """The base models that the key's namespace serves."""
+        principal = await self._principal(request)
+        models = {
+            session.base_model: {
+                "model_name": session.base_model,
+                "max_context_length": session.max_sequence_length,
+                "trainable": True,
+                "sampleable": True,
+            }
+            for session in self._cluster.sessions.in_namespace(principal.namespace)
+            if not session.deleting
+        }
+        return JSONResponse({"supported_models": [models[name] for name in sorted(models)]})
+
+    async def create_session(self, request: Request) -> Response:
+        """A client session is its id: derived, so that any replica gives the same one to a repeat."""
+        principal = await self._principal(request)
+        await _read_body(request)
+        repeat = request.headers.get("x-idempotency-key") or secrets.token_hex(16)
+        session_id = tokens.session_id(self._cluster.master(), principal.namespace, principal.key_id, repeat)
+        return JSONResponse({"type": "create_session", "session_id": session_id})
+
+    async def heartbeat(self, request: Request) -> Response:
+        """The client lives."""
+        principal = await self._principal(request)
+        try:
+            session_id = wire.text_field(wire.json_object(await _read_body(request)), "session_id")
+        except wire.UndecodableBody as error:
+            raise HTTPException(400, str(error)) from None
+        self._check_session(principal, session_id)
+        return JSONResponse({"type": "session_heartbeat"})
+
+    async def finish(self, request: Request) -> Response:
+        """The client is done."""
+        principal = await self._principal(request)
+        self._check_session(principal, request.path_params["session_id"])
+        await _read_body(request)
+        return JSONResponse({})
+
+    async def sampler(self, request: Request) -> HeldResponse:
+        """What a sampling session samples from."""
+        principal = await self._principal(request)
+        sampler_id = request.path_params["sampler_id"]
+        return HeldResponse(
+            Kind.QUERY,
+            _refusing(lambda progress: self._calls.sampler_info(principal, sampler_id, progress)),
+            self._draining,
+        )
+
+    async def not_served(self, request: Request) -> Response:
+        """Parts of the wire that are not there."""
+        await self._principal(request)
+        raise HTTPException(404, f"{request.method} {shorten(request.url.path)} is not served by this version")
+
+    def _held(self, kind: Kind, work: Work, content_type: str) -> Callable[[Request], Awaitable[HeldResponse]]:
+        async def endpoint(request: Request) -> HeldResponse:
+            principal = await self._principal(request)
+            incoming = Incoming(
+                principal=principal,
+                path=request.url.path,
+                body=await _read_body(request),
+                content_type=_content_type(request, content_type),
+                accept=request.headers.get("accept", "*/*"),
+            )
+            return HeldResponse(kind, _refusing(lambda progress: work(incoming, progress)), self._draining)
+
+        return endpoint
+
+    async def _principal(self, request: Request) -> Principal:
+        if not await pause(self._cluster.ready, SYNC_SECONDS):
+            raise HTTPException(503, "the gateway has not read its API keys yet", {"Retry-After": "1"})
+        try:
+            return self._cluster.authenticate(request.headers.get("x-api-key", ""))
+        except Unauthorized as error:
+            raise HTTPException(401, str(error)) from None
+
+    def _check_session(self, principal: Principal, session_id: str) -> None:
+        if not self._cluster.owns(principal, session_id):
+            raise HTTPException(403, f"session_id {shorten(session_id)!r} was not created with this API key")
+
+
+def build(cluster: Cluster, calls: Calls, draining: asyncio.Event) -> Starlette:
+    """The ASGI application."""
+    return Starlette(
+        routes=App(cluster, calls, draining).routes(),
+        exception_handlers={HTTPException: _error},
+    )
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+
+
+def _refusing(work: Callable[[Progress], Awaitable[Answer]]) -> Callable[[Progress], Awaitable[Answer]]:
+    async def answer(progress: Progress) -> Answer:
+        try:
+            return await work(progress)
+        except Refusal as refusal:
+            return error_answer(refusal.status, refusal.detail)
+        except ApiRefused as refusal:
+            if refusal.status == 404:
+                return error_answer(404, "the namespace of this API key does not exist")
+            raise
+
+    return answer
+
+
+def _content_type(request: Request, expected: str) -> str:
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise HTTPException(415, f"content-encoding: {shorten(encoding)!r} is not accepted, send the body as it is")
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != expected:
+        raise HTTPException(415, f"content-type: {shorten(given)!r} is not accepted here, expected {expected}")
+    return given
+
+
+async def _read_body(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise HTTPException(413, f"body: more than {MAX_BODY_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)

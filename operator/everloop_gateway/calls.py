@@ -1,0 +1,285 @@
+"""The calls that go to a session pod, or that need a binding: what is read of each, and what is done for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from everloop_gateway import wire
+from everloop_gateway.cluster import Cluster
+from everloop_gateway.held import error_answer, json_answer
+from everloop_gateway.holding import Kind
+from everloop_gateway.ids import MalformedId, Stream, parse_request_id, parse_stream, parse_tinker_path, shorten
+from everloop_gateway.keys import Principal
+from everloop_gateway.kube import pause
+from everloop_gateway.routing import Binding, Gone, SessionView, UnknownBaseModel, choose_session
+from everloop_gateway.upstream import Answer, Call, Progress, Upstream, until_available
+from everloop_operator.api import names
+
+PREFIX = "/api/v1"
+WEIGHTS_HEADER = "X-Everloop-Weights"
+BASE_WEIGHTS = "base"
+# A TrainingSession that was applied a moment ago may not have come through our watch yet.
+NEW_SESSION_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Refusal(Exception):
+    """The call cannot be done and will not be by repeating it."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One call of a client."""
+
+    principal: Principal
+    path: str
+    body: bytes
+    content_type: str
+    accept: str
+
+
+class Calls:
+    """Does the calls. Each method returns a complete answer, however long that takes, or raises Refusal."""
+
+    def __init__(self, cluster: Cluster, upstream: Upstream) -> None:
+        self._cluster = cluster
+        self._upstream = upstream
+
+    async def create_model(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Bind a new model to a TrainingSession of the key's namespace, then create it there."""
+        body = _json(incoming.body)
+        stream = self._new_stream(incoming.principal, body, "train", "model_seq_id")
+        base_model = _read(wire.text_field, body, "base_model")
+        binding = await self._bind(incoming.principal, stream, base_model, None, progress)
+        sent = incoming.body
+        if base_model != binding.base_model:
+            # An alias of the catalogue, which the pod does not know.
+            sent = json.dumps({**body, "base_model": binding.base_model}).encode()
+        return await self._deliver(replace(incoming, body=sent), binding, Kind.CREATE, progress)
+
+    async def train(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Forward an operation of a model whose JSON body names it."""
+        body = _json(incoming.body)
+        binding = await self._model(incoming.principal, _read(wire.text_field, body, "model_id"), progress)
+        return await self._deliver(incoming, binding, Kind.TRAIN, progress)
+
+    async def forward_backward(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Forward a protobuf forward_backward."""
+        try:
+            model_id = wire.protobuf_model_id(incoming.body)
+        except wire.UndecodableBody as error:
+            raise Refusal(400, str(error)) from None
+        binding = await self._model(incoming.principal, model_id, progress)
+        return await self._deliver(incoming, binding, Kind.TRAIN, progress)
+
+    async def save(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Forward a save; one that makes a sampling session binds that session first."""
+        body = _json(incoming.body)
+        binding = await self._model(incoming.principal, _read(wire.text_field, body, "model_id"), progress)
+        if body.get("sampling_session_seq_id") is not None:
+            session_id = parse_stream(binding.id, "model_id").session_id
+            number = _read(wire.number_field, body, "sampling_session_seq_id")
+            sampler = Stream(session_id, "sample", number)
+            await self._ensure(sampler, self._derived(binding, sampler, None), progress)
+        return await self._deliver(incoming, binding, Kind.SAVE, progress)
+
+    async def sample(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Forward a sample, with the weights that its sampling session was created for."""
+        body = _json(incoming.body)
+        text = _read(wire.text_field, body, "sampling_session_id")
+        binding = await self._bound(incoming.principal, _sampler(text), "sampling_session_id", progress)
+        headers = {} if binding.weights is None else {WEIGHTS_HEADER: binding.weights}
+        return await self._deliver(incoming, binding, Kind.SAMPLE, progress, headers)
+
+    async def retrieve_future(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Forward a long poll."""
+        request_id = _read(wire.text_field, _json(incoming.body), "request_id")
+        try:
+            stream = parse_request_id(request_id)
+        except MalformedId as error:
+            raise Refusal(410, str(error)) from None
+        self._check_owner(incoming.principal, stream.session_id, "request_id")
+        binding = await self._find(incoming.principal, stream, progress)
+        if binding is None:
+            raise Refusal(410, f"request_id: {request_id!r} is not known; its TrainingSession may have been deleted")
+        return await self._deliver(incoming, binding, Kind.POLL, progress)
+
+    async def get_info(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Forward get_info, and add the tokenizer that the catalogue names."""
+        body = _json(incoming.body)
+        binding = await self._model(incoming.principal, _read(wire.text_field, body, "model_id"), progress)
+        answer = await self._deliver(incoming, binding, Kind.QUERY, progress)
+        tokenizer = self._cluster.catalogue.tokenizer_id(binding.base_model)
+        if answer.status != 200 or tokenizer is None:
+            return answer
+        info = json.loads(answer.body)
+        data = info.get("model_data") or {}
+        return json_answer({**info, "model_data": {**data, "tokenizer_id": data.get("tokenizer_id") or tokenizer}})
+
+    async def create_sampling_session(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Bind a sampling session to weights; needs no session pod."""
+        body = _json(incoming.body)
+        stream = self._new_stream(incoming.principal, body, "sample", "sampling_session_seq_id")
+        base_model = _read(wire.optional_text_field, body, "base_model")
+        path = _read(wire.optional_text_field, body, "model_path")
+        if path is not None:
+            model = await self._path_owner(incoming.principal, path, "model_path", progress)
+            await self._ensure(stream, self._derived(model, stream, path), progress)
+        elif base_model is not None:
+            await self._bind(incoming.principal, stream, base_model, BASE_WEIGHTS, progress)
+        else:
+            raise Refusal(400, "base_model: required where there is no model_path")
+        return json_answer({"type": "create_sampling_session", "sampling_session_id": stream.id})
+
+    async def sampler_info(self, principal: Principal, sampler_id: str, progress: Progress) -> Answer:
+        """What a sampling session samples from."""
+        binding = await self._bound(principal, _sampler(sampler_id), "sampler_id", progress)
+        value = {"sampler_id": binding.id, "base_model": binding.base_model}
+        if binding.weights not in (None, BASE_WEIGHTS):
+            value["model_path"] = binding.weights
+        return json_answer(value)
+
+    async def weights_info(self, incoming: Incoming, progress: Progress) -> Answer:
+        """What a checkpoint's model is: base model from the binding, LoRA rank from its session pod."""
+        path = _read(wire.text_field, _json(incoming.body), "tinker_path")
+        binding = await self._path_owner(incoming.principal, path, "tinker_path", progress)
+        question = replace(
+            incoming,
+            path=f"{PREFIX}/get_info",
+            body=json.dumps({"model_id": binding.id, "type": "get_info"}).encode(),
+            content_type=wire.JSON,
+        )
+        answer = await self._deliver(question, binding, Kind.QUERY, progress)
+        if answer.status != 200:
+            return answer
+        info = json.loads(answer.body)
+        known = {field: info[field] for field in ("train_unembed", "train_mlp", "train_attn") if field in info}
+        return json_answer(
+            {"base_model": binding.base_model, "is_lora": True, "lora_rank": info.get("lora_rank"), **known}
+        )
+
+    async def _deliver(
+        self,
+        incoming: Incoming,
+        binding: Binding,
+        kind: Kind,
+        progress: Progress,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        call = Call(kind, incoming.path, incoming.body, incoming.content_type, incoming.accept, headers or {})
+        answer = await self._upstream.deliver(binding, call, progress)
+        if isinstance(answer, Gone):
+            return error_answer(404, answer.detail)
+        if kind is not Kind.POLL:
+            log.debug("submit", path=incoming.path, stream=binding.id, status=answer.status, key_id=binding.key_id)
+        return answer
+
+    async def _bind(
+        self, principal: Principal, stream: Stream, base_model: str, weights: str | None, progress: Progress
+    ) -> Binding:
+        existing = await self._find(principal, stream, progress)
+        if existing is not None:
+            return existing
+        session = await self._choose(base_model, principal.namespace)
+        if session.phase == names.PHASE_FAILED:
+            raise Refusal(400, f"base_model {shorten(base_model)!r}: {session.state}")
+        return await self._ensure(
+            stream,
+            Binding(
+                id=stream.id,
+                namespace=principal.namespace,
+                session=session.name,
+                uid=session.uid,
+                base_model=session.base_model,
+                weights=weights,
+                key_id=principal.key_id,
+            ),
+            progress,
+        )
+
+    def _derived(self, model: Binding, sampler: Stream, weights: str | None) -> Binding:
+        """The binding of a sampling session that goes where its model is, owned by the TrainingSession of today."""
+        view = self._cluster.sessions.get((model.namespace, model.session))
+        uid = view.uid if view is not None and view.base_model == model.base_model else model.uid
+        return replace(model, id=sampler.id, uid=uid, weights=weights)
+
+    async def _choose(self, base_model: str, namespace: str) -> SessionView:
+        sessions, catalogue = self._cluster.sessions, self._cluster.catalogue
+        change = sessions.change(None)
+        try:
+            return choose_session(base_model, namespace, sessions.in_namespace(namespace), catalogue.entries)
+        except UnknownBaseModel:
+            await pause(change, NEW_SESSION_SECONDS)
+        try:
+            return choose_session(base_model, namespace, sessions.in_namespace(namespace), catalogue.entries)
+        except UnknownBaseModel as error:
+            raise Refusal(400, str(error)) from None
+
+    def _new_stream(self, principal: Principal, body: dict[str, Any], kind: Any, number_field: str) -> Stream:
+        session_id = _read(wire.text_field, body, "session_id")
+        self._check_owner(principal, session_id, "session_id")
+        return Stream(session_id, kind, _read(wire.number_field, body, number_field))
+
+    def _check_owner(self, principal: Principal, session_id: str, field: str) -> None:
+        if not self._cluster.owns(principal, session_id):
+            where = "" if field == "session_id" else f"{field}: "
+            raise Refusal(403, f"{where}session_id {shorten(session_id)!r} was not created with this API key")
+
+    async def _model(self, principal: Principal, model_id: str, progress: Progress) -> Binding:
+        try:
+            stream = parse_stream(model_id, "model_id", "train")
+        except MalformedId as error:
+            raise Refusal(404, str(error)) from None
+        return await self._bound(principal, stream, "model_id", progress)
+
+    async def _path_owner(self, principal: Principal, path: str, field: str, progress: Progress) -> Binding:
+        try:
+            stream = parse_tinker_path(path, field)
+        except MalformedId as error:
+            raise Refusal(400, str(error)) from None
+        return await self._bound(principal, stream, field, progress)
+
+    async def _bound(self, principal: Principal, stream: Stream, field: str, progress: Progress) -> Binding:
+        self._check_owner(principal, stream.session_id, field)
+        binding = await self._find(principal, stream, progress)
+        if binding is None:
+            raise Refusal(404, f"{field}: {stream.id!r} is not known; its TrainingSession may have been deleted")
+        return binding
+
+    async def _find(self, principal: Principal, stream: Stream, progress: Progress) -> Binding | None:
+        bindings = self._cluster.bindings
+        return await until_available(lambda: bindings.get(principal.namespace, stream), progress)
+
+    async def _ensure(self, stream: Stream, binding: Binding, progress: Progress) -> Binding:
+        return await until_available(lambda: self._cluster.bindings.ensure(stream, binding), progress)
+
+
+def _sampler(text: str) -> Stream:
+    try:
+        return parse_stream(text, "sampling_session_id", "sample")
+    except MalformedId as error:
+        raise Refusal(404, str(error)) from None
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    try:
+        return wire.json_object(body)
+    except wire.UndecodableBody as error:
+        raise Refusal(400, str(error)) from None
+
+
+def _read(reader: Any, body: dict[str, Any], name: str) -> Any:
+    try:
+        return reader(body, name)
+    except wire.UndecodableBody as error:
+        raise Refusal(400, str(error)) from None

@@ -1,0 +1,104 @@
+"""The gateway's knowledge of the cluster, kept up to date by its watches, and the master key."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from everloop_gateway.bindings import Bindings
+from everloop_gateway.keys import Principal, Unauthorized, authenticate, key_id_of
+from everloop_gateway.kube import ApiRefused, ApiUnavailable, Kube
+from everloop_gateway.settings import Settings
+from everloop_gateway.state import Catalogue, Keys, Sessions, SessionSink
+from everloop_gateway.watch import Follower
+from everloop_operator.api import names, tokens
+
+MASTER_PAUSE_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Cluster:
+    """Sessions, keys, catalogue, bindings and master key. Ready once all of them were read."""
+
+    def __init__(self, kube: Kube, settings: Settings) -> None:
+        self.sessions = Sessions()
+        self.catalogue = Catalogue()
+        self.bindings = Bindings(kube)
+        self.ready = asyncio.Event()
+        self._kube = kube
+        self._keys = Keys()
+        self._master: bytes | None = None
+        self._release = f"/api/v1/namespaces/{settings.release_namespace}"
+        self._followers = [
+            Follower(kube, _sessions_path(namespace), SessionSink(self.sessions, namespace))
+            for namespace in (settings.namespaces or (None,))
+        ]
+        self._followers += [
+            Follower(
+                kube,
+                f"{self._release}/secrets",
+                self._keys,
+                {"labelSelector": f"{names.LABEL_TYPE}={names.TYPE_API_KEY}"},
+            ),
+            Follower(
+                kube,
+                f"{self._release}/configmaps",
+                self.catalogue,
+                {"fieldSelector": f"metadata.name={names.CATALOGUE_CONFIG_MAP}"},
+            ),
+        ]
+
+    async def run(self) -> None:
+        """Follow the cluster for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for follower in self._followers:
+                tasks.create_task(follower.run())
+            self._master = await self._read_master()
+            for follower in self._followers:
+                await follower.synced.wait()
+            self.ready.set()
+            log.info("ready")
+
+    def master(self) -> bytes:
+        """The master key. Not before ready."""
+        assert self._master is not None
+        return self._master
+
+    def authenticate(self, key: str) -> Principal:
+        """Whose key is it? Raises Unauthorized."""
+        if not key:
+            raise Unauthorized("X-API-Key: required")
+        return authenticate(key, self._keys.get(key_id_of(key)), datetime.now(UTC))
+
+    def owns(self, principal: Principal, session_id: str) -> bool:
+        """Was this client session opened with this key?"""
+        return tokens.verify_session_id(self.master(), principal.namespace, principal.key_id, session_id)
+
+    async def _read_master(self) -> bytes:
+        """Read the master key, which the operator creates; it never changes."""
+        path = f"{self._release}/secrets/{names.MASTER_KEY_SECRET}"
+        while True:
+            try:
+                secret = await self._kube.get(path)
+            except (ApiUnavailable, ApiRefused) as error:
+                log.warning("master key cannot be read yet", path=path, error=str(error))
+            else:
+                if secret is not None:
+                    return tokens.master_key(_secret_text(secret, names.MASTER_KEY_FIELD))
+                log.warning("there is no master key yet; the operator makes it", path=path)
+            await asyncio.sleep(MASTER_PAUSE_SECONDS)
+
+
+def _sessions_path(namespace: str | None) -> str:
+    scope = f"/namespaces/{namespace}" if namespace is not None else ""
+    return f"/apis/{names.API_VERSION}{scope}/{names.TRAINING_SESSION_PLURAL}"
+
+
+def _secret_text(secret: dict[str, Any], field: str) -> str:
+
+    return base64.b64decode((secret.get("data") or {}).get(field, "")).decode("ascii", "replace")

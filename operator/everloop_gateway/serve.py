@@ -1,0 +1,66 @@
+"""The serving process: cluster watches, HTTP server, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from types import FrameType
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+
+from everloop_gateway import app, kube, upstream
+from everloop_gateway.calls import Calls
+from everloop_gateway.cluster import Cluster
+from everloop_gateway.settings import Settings
+from everloop_operator.api import names
+
+# Held calls are answered or dropped at once when the process is told to end; this bounds the writing of answers.
+SHUTDOWN_SECONDS = 5
+# Longer than the SDK's heartbeat period, so that its connections are not closed between two calls.
+KEEP_ALIVE_SECONDS = 75
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal says otherwise."""
+    draining = asyncio.Event()
+    api = await kube.connect()
+    http = upstream.http_client()
+    try:
+        cluster = Cluster(api, settings)
+        calls = Calls(cluster, upstream.Upstream(cluster.sessions, http, cluster.master))
+        server = _Server(app.build(cluster, calls, draining), settings.pod_ip, draining)
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(cluster.run())
+            log.info("listening", address=settings.pod_ip, port=names.GATEWAY_PORT)
+            await server.serve()
+            following.cancel()
+    finally:
+        await http.aclose()
+        await api.close()
+
+
+class _Server(uvicorn.Server):
+    """Lets held calls know of the signal before the connections are waited for."""
+
+    def __init__(self, application: Starlette, address: str, draining: asyncio.Event) -> None:
+        super().__init__(
+            uvicorn.Config(
+                application,
+                host=address,
+                port=names.GATEWAY_PORT,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+        )
+        self._draining = draining
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._draining.set()
+        super().handle_exit(sig, frame)

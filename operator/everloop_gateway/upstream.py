@@ -1,0 +1,182 @@
+"""Sending a call to the session pod that serves it now, again and again until there is a definitive answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import httpx
+import structlog
+
+from everloop_gateway.holding import Kind, is_definitive
+from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
+from everloop_gateway.routing import Binding, Gone, Incarnation, Target, find_target
+from everloop_gateway.state import Sessions
+from everloop_operator.api import names, tokens
+
+CONNECT_SECONDS = 1.0
+# A pod answers a submit once it is on disk, and holds a poll for 30 s; beyond that it is frozen, or its node is
+# gone without a word. The call is then sent again, which is safe by its number.
+SUBMIT_SECONDS = 10.0
+POLL_SECONDS = 35.0
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 1.0
+API_PAUSE_SECONDS = 0.5
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer, of a session pod or of our own."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is sent to the session pod."""
+
+    kind: Kind
+    path: str
+    body: bytes
+    content_type: str
+    accept: str
+    extra_headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a held call is waiting for, for whoever decides what its client is told meanwhile."""
+
+    reason: str = ""
+    sent: bool = False
+    outage: Callable[[], float] = lambda: 0.0
+
+
+class Upstream:
+    """Sends calls to session pods by incarnation."""
+
+    def __init__(self, sessions: Sessions, http: httpx.AsyncClient, master: Callable[[], bytes]) -> None:
+        self._sessions = sessions
+        self._http = http
+        self._master = master
+
+    async def deliver(self, binding: Binding, call: Call, progress: Progress) -> Answer | Gone:
+        """Send until there is a definitive answer; waits for ever, and may be cancelled at any time."""
+        key = (binding.namespace, binding.session)
+        progress.outage = lambda: self._sessions.outage_seconds(key)
+        seconds = FIRST_PAUSE_SECONDS
+        while True:
+            change = self._sessions.change(key)
+            found = find_target(binding, self._sessions.get(key), self._missing(key))
+            if isinstance(found, Gone):
+                return found
+            if isinstance(found, Target):
+                answer = await self._attempt(key, found, call, progress)
+                if answer is not None:
+                    self._sessions.call_answered(key)
+                    return answer
+            else:
+                progress.reason = found.reason
+            self._sessions.call_failed(key)
+            if await pause(change, seconds):
+                seconds = FIRST_PAUSE_SECONDS
+            else:
+                seconds = min(seconds * 1.5, LONGEST_PAUSE_SECONDS)
+
+    def _missing(self, key: tuple[str, str]) -> float:
+        return 0.0 if self._sessions.get(key) is not None else self._sessions.missing_seconds(key)
+
+    async def _attempt(self, key: tuple[str, str], target: Target, call: Call, progress: Progress) -> Answer | None:
+        """One call to one incarnation, aborted when another takes its place; None: send it again."""
+        progress.sent = True
+        sending = asyncio.ensure_future(self._send(target, call))
+        watching = asyncio.ensure_future(self._replaced(key, target.incarnation))
+        try:
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                progress.reason = "its session pod was replaced"
+                return None
+            outcome = sending.result()
+        finally:
+            progress.sent = False
+            sending.cancel()
+            watching.cancel()
+        if isinstance(outcome, Answer):
+            return outcome
+        view = self._sessions.get(key)
+        state = view.state if view is not None else f"{names.TRAINING_SESSION_KIND} {key[0]}/{key[1]}"
+        progress.reason = f"{state}; its session pod does not answer ({outcome})"
+        return None
+
+    async def _send(self, target: Target, call: Call) -> Answer | str:
+        """The pod's definitive answer, or in words why there is none."""
+        incarnation = target.incarnation
+        headers = {
+            "Authorization": f"Bearer {tokens.session_token(self._master(), target.uid, incarnation.attempt)}",
+            "X-Everloop-Pod-UID": incarnation.pod_uid,
+            "Content-Type": call.content_type,
+            "Accept": call.accept,
+            "Accept-Encoding": "identity",
+            **call.extra_headers,
+        }
+        url = f"http://{_host(incarnation.ip)}:{names.TRAINER_PORT}{call.path}"
+        limit = POLL_SECONDS if call.kind is Kind.POLL else SUBMIT_SECONDS
+        try:
+            async with asyncio.timeout(limit):
+                response = await self._http.post(url, content=call.body, headers=headers)
+        except TimeoutError:
+            return f"no answer within {limit:.0f} s"
+        except httpx.TransportError as error:
+            return type(error).__name__
+        if is_definitive(response.status_code):
+            content_type = response.headers.get("content-type", "application/json")
+            return Answer(response.status_code, content_type, response.content)
+        if response.status_code not in (421, 502, 503):
+            log.error("session pod fails", path=call.path, status=response.status_code, pod_uid=incarnation.pod_uid)
+        return f"HTTP {response.status_code}"
+
+    async def _replaced(self, key: tuple[str, str], incarnation: Incarnation) -> None:
+        while True:
+            change = self._sessions.change(key)
+            view = self._sessions.get(key)
+            if view is None or view.incarnation != incarnation:
+                return
+            await change.wait()
+
+
+async def until_available(work: Callable[[], Awaitable[T]], progress: Progress) -> T:
+    """Repeat a call to the Kubernetes API until it is available. Raises ApiRefused."""
+    while True:
+        try:
+            return await work()
+        except ApiUnavailable as error:
+            progress.reason = f"the Kubernetes API does not answer ({error})"
+        except ApiRefused as error:
+            if error.status not in (401, 403):
+                raise
+            # The gateway's own rights: a user can do nothing about them, and they may be put right meanwhile.
+            log.error("Kubernetes API refuses the gateway", status=error.status, error=error.message)
+            progress.reason = "the gateway has not the rights it needs in this namespace"
+        await asyncio.sleep(API_PAUSE_SECONDS)
+
+
+def http_client() -> httpx.AsyncClient:
+    """A client for session pods: no proxy, no redirect, no limit on concurrent calls."""
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(POLL_SECONDS + CONNECT_SECONDS, connect=CONNECT_SECONDS, pool=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30.0),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+def _host(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip

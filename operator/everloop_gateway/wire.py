@@ -1,0 +1,93 @@
+"""Reading as much of a request body as routing needs, and no more. Pure functions over bytes.
+
+The gateway's image has no protobuf runtime: of a ``ForwardBackwardRequest`` it needs field 1 only.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+JSON = "application/json"
+PROTOBUF = "application/x-protobuf"
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MODEL_ID_FIELD = 1
+_MAX_VARINT_BYTES = 10
+
+
+class UndecodableBody(ValueError):
+    """The body is not what its content type says, or lacks a field that routing needs; the message names it."""
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object. Raises UndecodableBody."""
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise UndecodableBody(f"body: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UndecodableBody("body: not a JSON object")
+    return value
+
+
+def text_field(value: dict[str, Any], name: str) -> str:
+    """A required non-empty string. Raises UndecodableBody."""
+    found = value.get(name)
+    if not isinstance(found, str) or not found:
+        raise UndecodableBody(f"{name}: a non-empty string is required")
+    return found
+
+
+def optional_text_field(value: dict[str, Any], name: str) -> str | None:
+    """A string, or None where absent or null. Raises UndecodableBody."""
+    return None if value.get(name) is None else text_field(value, name)
+
+
+def number_field(value: dict[str, Any], name: str) -> int:
+    """A required integer >= 0. Raises UndecodableBody."""
+    found = value.get(name)
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 10**19:
+        raise UndecodableBody(f"{name}: an integer >= 0 is required")
+    return found
+
+
+def protobuf_model_id(body: bytes) -> str:
+    """Field 1 (model_id, string) of a serialized tinker_public.ForwardBackwardRequest.
+
+    Other fields before it are skipped; what follows it is not looked at. Raises UndecodableBody.
+    """
+    position = 0
+    while position < len(body):
+        tag, position = _varint(body, position)
+        field, wire_type = tag >> 3, tag & 7
+        if wire_type == _BYTES:
+            length, position = _varint(body, position)
+            end = position + length
+        elif wire_type == _VARINT:
+            _, end = _varint(body, position)
+        elif wire_type in (_FIXED64, _FIXED32):
+            end = position + (8 if wire_type == _FIXED64 else 4)
+        else:
+            raise UndecodableBody(f"body: not protobuf: wire type {wire_type} at byte {position}")
+        if field == 0 or end > len(body):
+            raise UndecodableBody("body: not protobuf: it ends within a field")
+        if field == _MODEL_ID_FIELD and wire_type == _BYTES:
+            try:
+                return body[position:end].decode()
+            except UnicodeDecodeError:
+                raise UndecodableBody("model_id: not UTF-8") from None
+        position = end
+    raise UndecodableBody("model_id: a non-empty string is required")
+
+
+def _varint(body: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for index in range(_MAX_VARINT_BYTES):
+        if position + index >= len(body):
+            break
+        byte = body[position + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, position + index + 1
+    raise UndecodableBody(f"body: not protobuf: no number at byte {position}")
