@@ -1,0 +1,75 @@
+"""Runs programs with the interpreter of the environment that holds the tinker SDK and nothing of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+SCRIPT = Path(__file__).with_name("sdk_loop.py")
+API_KEY = "tml-0123456789ab-pretend"
+
+
+def client_python() -> str:
+    """`EVERLOOP_CLIENT_PYTHON`, else the interpreter of the environment `client` beside the one that runs the tests."""
+    return os.environ.get("EVERLOOP_CLIENT_PYTHON") or str(Path(sys.prefix).parent / "client" / "bin" / "python")
+
+
+def run_client(code: str) -> Any:
+    """Runs `code`, which prints one JSON document."""
+    done = subprocess.run([client_python(), "-c", code], capture_output=True, text=True, check=True, env={})
+    return json.loads(done.stdout)
+
+
+class SdkProgram:
+    """`sdk_loop.py SCENARIO` as a process; `events` are what it has printed so far."""
+
+    def __init__(self, url: str, scenario: str, **arguments: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+        self.process = subprocess.Popen(
+            [client_python(), str(SCRIPT), scenario, json.dumps(arguments)],
+            env={
+                "TINKER_BASE_URL": url,
+                "TINKER_API_KEY": API_KEY,
+                "TINKER_TELEMETRY": "0",
+                "PATH": os.environ["PATH"],
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read_events, args=(self.process.stdout,), daemon=True),
+            threading.Thread(target=self._read_errors, args=(self.process.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_events(self, stream: IO[str]) -> None:
+        for line in stream:
+            self.events.append(json.loads(line))
+
+    def _read_errors(self, stream: IO[str]) -> None:
+        self.errors += stream
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        """The events of one name so far."""
+        return [item for item in self.events if item["event"] == event]
+
+    def finish(self, seconds: float = 120.0) -> None:
+        """Waits for the program's end; AssertionError with its traceback unless it ended as it should."""
+        try:
+            code = self.process.wait(timeout=seconds)
+        finally:
+            self.process.kill()
+        for reader in self._readers:
+            reader.join(timeout=5)
+        assert code == 0, "".join(self.errors)[-4000:]
+        assert self.events[-1] == {"event": "done"}

@@ -1,0 +1,181 @@
+"""An ordinary program of a user: it knows the SDK, an address and a key. Run by the interpreter that has only the SDK.
+
+    python sdk_loop.py SCENARIO '{"seed": 1, ...}'
+
+prints one JSON line per thing done; an exception ends it with its traceback, as it would a user's script.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tinker
+from tinker import types
+
+BASE_MODEL = "everloop/tiny-llama"
+
+
+def say(**fields: Any) -> None:
+    """Prints what was done."""
+    print(json.dumps(fields), flush=True)
+
+
+def batch(step: int, sequences: int, length: int) -> list[types.Datum]:
+    """`sequences` texts of `length` random tokens that depend on `step` only."""
+    rng = random.Random(step)
+    data = []
+    for _ in range(sequences):
+        tokens = [rng.randrange(3, 300) for _ in range(length + 1)]
+        data.append(datum(tokens[:-1], tokens[1:]))
+    return data
+
+
+def datum(tokens: list[int], targets: list[int]) -> types.Datum:
+    """One text for cross_entropy."""
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData(data=targets, dtype="int64", shape=[len(targets)]),
+            "weights": types.TensorData(data=[1.0] * len(targets), dtype="float32", shape=[len(targets)]),
+        },
+    )
+
+
+def train(seed: int, steps: int, sequences: int, length: int, rank: int = 8) -> None:
+    """A loop of `steps` steps, then a checkpoint."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(BASE_MODEL, rank=rank, seed=seed)
+    say(event="created", model_id=client.model_id)
+    for step in range(steps):
+        forward_backward = client.forward_backward(batch(step, sequences, length), "cross_entropy")
+        optim = client.optim_step(types.AdamParams(learning_rate=1e-2))
+        result = forward_backward.result()
+        optim.result()
+        say(event="step", step=step, loss=result.metrics["loss:sum"])
+    saved = client.save_state("final").result()
+    say(event="saved", path=saved.path)
+    service.close("success").result()
+    say(event="done")
+
+
+def everything(seed: int) -> None:
+    """Each call of the SDK that the pod serves, once, results printed."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed)
+    info = client.get_info()
+    say(
+        event="created",
+        model_id=client.model_id,
+        base=info.model_data.model_name,
+        rank=info.lora_rank,
+        lora=info.is_lora,
+    )
+
+    forward = client.forward(batch(0, 3, 16), "cross_entropy").result()
+    say(
+        event="forward",
+        loss=forward.metrics["loss:sum"],
+        lengths=[len(o["logprobs"].data) for o in forward.loss_fn_outputs],
+    )
+    first = client.forward_backward(batch(0, 3, 16), "cross_entropy").result()
+    say(event="forward_backward", loss=first.metrics["loss:sum"])
+    say(event="optim_step", metrics=client.optim_step(types.AdamParams(learning_rate=1e-2)).result().metrics)
+    say(event="save_state", path=client.save_state("one").result().path)
+    sampler_path = client.save_weights_for_sampler("served").result().path
+    say(event="save_weights_for_sampler", path=sampler_path)
+
+    params = types.SamplingParams(max_tokens=6, seed=11, temperature=1.0, stop=[])
+    prompt = types.ModelInput.from_ints([5, 6, 7, 8])
+    samplers = {
+        "named": client.create_sampling_client(sampler_path),
+        "ephemeral": client.save_weights_and_get_sampling_client(),
+        "base": service.create_sampling_client(base_model=BASE_MODEL),
+    }
+    for name, sampler in samplers.items():
+        answer = sampler.sample(prompt, 2, params).result()
+        say(
+            event="sample",
+            sampler=name,
+            tokens=[sequence.tokens for sequence in answer.sequences],
+            logprobs=[len(sequence.logprobs or []) for sequence in answer.sequences],
+            reasons=[sequence.stop_reason for sequence in answer.sequences],
+        )
+    service.close("success").result()
+    say(event="done")
+
+
+def chunks(seed: int, sequences: int) -> None:
+    """A request of several chunks equals one request; a bad datum in any chunk fails it and harms nothing."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed)
+    data = batch(0, sequences, 12)
+    whole = client.forward_backward(data, "cross_entropy").result()
+    say(event="chunked", loss=whole.metrics["loss:sum"], outputs=len(whole.loss_fn_outputs))
+    client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    reference = client.forward(data, "cross_entropy").result().metrics["loss:sum"]
+    for position in range(sequences):
+        bad = list(data)
+        bad[position] = datum([4, 5, 6], [5, 6, 100_000])
+        try:
+            client.forward_backward(bad, "cross_entropy").result()
+        except tinker.RequestFailedError as error:
+            say(event="refused", position=position, category=str(error.category), message=str(error))
+        try:
+            client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        except tinker.RequestFailedError as error:
+            say(event="step_refused", position=position, category=str(error.category), message=str(error))
+    again = client.forward(data, "cross_entropy").result().metrics["loss:sum"]
+    say(event="unharmed", before=reference, after=again)
+    good = client.forward_backward(data, "cross_entropy").result()
+    client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    after = client.forward(data, "cross_entropy").result().metrics["loss:sum"]
+    say(event="next", loss=good.metrics["loss:sum"], after=after)
+    service.close("success").result()
+    say(event="done")
+
+
+def refusals() -> None:
+    """Operations with bad content end as RequestFailedError of category user; the message names the field."""
+    service = tinker.ServiceClient()
+
+    def tried(name: str, call: Any) -> None:
+        try:
+            call()
+        except tinker.RequestFailedError as error:
+            say(event="refused", name=name, category=str(error.category), message=str(error))
+        else:
+            say(event="accepted", name=name)
+
+    tried("rank", lambda: service.create_lora_training_client(BASE_MODEL, rank=0))
+    tried("base_model", lambda: service.create_lora_training_client("no/such-model", rank=4))
+    client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
+    tried("loss", lambda: client.forward_backward(batch(0, 1, 4), "dro").result())
+    tried("name", lambda: client.save_state("a/b").result())
+    tried("save", lambda: client.save_state("same").result())
+    tried("again", lambda: client.save_state("same").result())
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    prompt = types.ModelInput.from_ints([5, 6])
+    tried("max_tokens", lambda: sampler.sample(prompt, 1, types.SamplingParams(max_tokens=10_000)).result())
+    tried(
+        "token",
+        lambda: sampler.sample(types.ModelInput.from_ints([5, 10_000]), 1, types.SamplingParams(max_tokens=2)).result(),
+    )
+    tried("logprobs", lambda: sampler.compute_logprobs(prompt).result())
+    tried("good", lambda: sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2)).result())
+    service.close("success").result()
+    say(event="done")
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    scenarios: dict[str, Callable[..., None]] = {
+        "train": train,
+        "everything": everything,
+        "chunks": chunks,
+        "refusals": refusals,
+    }
+    scenarios[sys.argv[1]](**arguments)

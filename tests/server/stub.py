@@ -1,0 +1,115 @@
+"""The least that stands between the SDK and one session pod: answers what only a gateway knows, passes on the rest.
+
+It holds a call while the pod is away, as the gateway does (by plain retries; the tests' outages are short).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.server import tinymodel
+from tests.server.pod import Pod, eventually
+
+HOLD_SECONDS = 55.0
+RETRIED = frozenset({421, 429, 502, 503, 504})
+
+
+class Stub:
+    """Routes of the stub; `sessions` counts create_session, `submits` records (path, status, seconds) of each call."""
+
+    def __init__(self, pod: Pod, client_config: dict[str, Any]) -> None:
+        self.pod = pod
+        self.client_config = client_config
+        self.sessions = 0
+        self.samplers: dict[str, str | None] = {}
+        self.submits: list[tuple[str, int, float]] = []
+        self.client = httpx.AsyncClient(timeout=httpx.Timeout(60, connect=1), limits=httpx.Limits(max_connections=None))
+        self.app = Starlette(
+            routes=[
+                Route("/api/v1/client/config", self._config, methods=["POST"]),
+                Route("/api/v1/client/dynamic_config", self._empty, methods=["POST"]),
+                Route("/api/v1/create_session", self._create_session, methods=["POST"]),
+                Route("/api/v1/session_heartbeat", self._empty, methods=["POST"]),
+                Route("/api/v1/telemetry", self._telemetry, methods=["POST"]),
+                Route("/api/v1/sessions/{id}/finish", self._empty, methods=["POST"]),
+                Route("/api/v1/create_sampling_session", self._create_sampling_session, methods=["POST"]),
+                Route("/api/v1/samplers/{id}", self._sampler),
+                Route("/api/v1/{rest:path}", self._forward, methods=["POST"]),
+            ]
+        )
+
+    async def _config(self, request: Request) -> Response:
+        return JSONResponse(self.client_config)
+
+    async def _empty(self, request: Request) -> Response:
+        return JSONResponse({})
+
+    async def _telemetry(self, request: Request) -> Response:
+        return JSONResponse({"status": "accepted"})
+
+    async def _create_session(self, request: Request) -> Response:
+        self.sessions += 1
+        return JSONResponse({"session_id": f"s-{time.time_ns():016x}-{self.sessions:016x}"})
+
+    async def _create_sampling_session(self, request: Request) -> Response:
+        body = await request.json()
+        sampler = f"{body['session_id']}:sample:{body['sampling_session_seq_id']}"
+        self.samplers[sampler] = body.get("model_path")
+        return JSONResponse({"sampling_session_id": sampler})
+
+    async def _sampler(self, request: Request) -> Response:
+        sampler = request.path_params["id"]
+        answer = {"sampler_id": sampler, "base_model": tinymodel.NAME, "model_path": self.samplers.get(sampler)}
+        return JSONResponse({key: value for key, value in answer.items() if value is not None})
+
+    async def _forward(self, request: Request) -> Response:
+        path = f"/api/v1/{request.path_params['rest']}"
+        kept = {"content-type", "content-encoding", "accept"}
+        headers = {name: value for name, value in request.headers.items() if name in kept} | self.pod.headers
+        body = await request.body()
+        if path.endswith("/asample"):
+            sampler = (await request.json())["sampling_session_id"]
+            if sampler in self.samplers:
+                headers["X-Everloop-Weights"] = self.samplers[sampler] or "base"
+        give_up = time.monotonic() + HOLD_SECONDS
+        while True:
+            begun = time.monotonic()
+            try:
+                answer = await self.client.post(self.pod.url + path, content=body, headers=headers)
+            except httpx.TransportError:
+                answer = httpx.Response(503)
+            self.submits.append((path, answer.status_code, time.monotonic() - begun))
+            if answer.status_code not in RETRIED or time.monotonic() > give_up:
+                passed = {"content-type": answer.headers.get("content-type", "application/json")}
+                return Response(answer.content, answer.status_code, headers=passed)
+            await asyncio.sleep(0.05)
+
+
+@contextlib.contextmanager
+def serving(pod: Pod, ip: str, client_config: dict[str, Any]) -> Iterator[Stub]:
+    """Serves a stub for `pod` on `ip`:8000 until the block ends."""
+    stub = Stub(pod, client_config)
+    config = uvicorn.Config(
+        stub.app, host=ip, port=8000, log_level="warning", timeout_graceful_shutdown=1, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: server.started, "the stub listens", 10)
+        yield stub
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)

@@ -1,0 +1,153 @@
+"""From request bodies to operations: addresses are demanded, content errors become refused operations."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from everloop_trainer.server import submissions
+from everloop_trainer.session.operations import (
+    WEIGHTS_OF_SAMPLER,
+    CreateModel,
+    ForwardBackward,
+    OptimStep,
+    Refused,
+    Sample,
+    SaveWeights,
+    SaveWeightsForSampler,
+)
+
+SESSION = "s-0123456789abcdef-0123456789abcdef"
+MODEL = f"{SESSION}:train:0"
+SAMPLER = f"{SESSION}:sample:2"
+CREATE = {"session_id": SESSION, "model_seq_id": 0, "base_model": "m", "lora_config": {"rank": 8}}
+SAMPLE: dict[str, Any] = {
+    "sampling_session_id": SAMPLER,
+    "seq_id": 0,
+    "num_samples": 2,
+    "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}, {"type": "encoded_text", "tokens": [3]}]},
+    "sampling_params": {"max_tokens": 4, "seed": 9, "stop": [5, 6]},
+}
+
+
+def test_create_model_is_number_zero_of_its_stream() -> None:
+    """The SDK's defaults of LoraConfig are filled in."""
+    operation = submissions.create_model(CREATE)
+    assert (operation.stream, operation.seq) == (MODEL, 0)
+    assert operation.args == CreateModel("m", 8, None, train_mlp=True, train_attn=True, train_unembed=True)
+
+
+def test_optim_step_fills_in_the_sdks_defaults() -> None:
+    """Parameters that are absent have the values of the SDK's AdamParams."""
+    operation = submissions.optim_step({"model_id": MODEL, "seq_id": 2, "adam_params": {"learning_rate": 0.5}})
+    assert operation.args == OptimStep(0.5, 0.9, 0.95, 1e-12, 0.0, 0.0)
+
+
+def test_forward_backward_keeps_the_body() -> None:
+    """The request's bytes travel with the operation."""
+    message = SimpleNamespace(model_id=MODEL, seq_id=1, forward_only=True, loss_fn="cross_entropy")
+    operation = submissions.forward_backward(message, b"raw")
+    assert (operation.request_id, operation.body) == (f"{MODEL}:1", b"raw")
+    assert operation.args == ForwardBackward(forward_only=True, loss_fn="cross_entropy")
+
+
+def test_saves_map_path_to_name() -> None:
+    """Both kinds of save; one for a sampling session has no name."""
+    save = submissions.save_weights({"model_id": MODEL, "seq_id": 3, "path": "n", "ttl_seconds": 3600})
+    assert save.args == SaveWeights("n", 3600)
+    ephemeral = submissions.save_weights_for_sampler({"model_id": MODEL, "seq_id": 4, "sampling_session_seq_id": 1})
+    assert ephemeral.args == SaveWeightsForSampler(None, 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "weights"),
+    [("base", None), (None, WEIGHTS_OF_SAMPLER), ("tinker://a/sampler_weights/b", "tinker://a/sampler_weights/b")],
+)
+def test_sample_joins_chunks_and_takes_the_gateways_word(word: str | None, weights: str | None) -> None:
+    """Prompt chunks are concatenated; weights come from the header, else from the pod's own knowledge."""
+    operation = submissions.sample(SAMPLE, word)
+    assert operation.args == Sample((1, 2, 3), 2, 4, 1.0, 1.0, -1, (5, 6), 9, weights)
+    assert submissions.sample_sequence_ids(operation) == [f"{SAMPLER}:0:0", f"{SAMPLER}:0:1"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"seq_id": 1}, "model_id"),
+        ({"model_id": "../../etc", "seq_id": 1}, "model_id"),
+        ({"model_id": SAMPLER, "seq_id": 1}, "model_id"),
+        ({"model_id": MODEL}, "seq_id"),
+        ({"model_id": MODEL, "seq_id": 0}, "seq_id"),
+        ({"model_id": MODEL, "seq_id": True}, "seq_id"),
+        ({"model_id": MODEL, "seq_id": "1"}, "seq_id"),
+        ({"model_id": MODEL, "seq_id": 2**63}, "seq_id"),
+    ],
+)
+def test_a_body_without_an_address_names_no_operation(body: dict[str, Any], field: str) -> None:
+    """Stream and number are demanded, and the one that is missing is named."""
+    with pytest.raises(submissions.Undecodable, match=field):
+        submissions.optim_step({"adam_params": {}} | body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"lora_config": None}, "lora_config"),
+        ({"lora_config": {"rank": "many"}}, "lora_config.rank"),
+        ({"lora_config": {"rank": 1, "seed": 2**64}}, "lora_config.seed"),
+        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "optimizer_config.type"),
+    ],
+)
+def test_bad_creations_are_refused_under_their_number(changes: dict[str, Any], problem: str) -> None:
+    """The operation keeps its address and kind, and the error names the field."""
+    operation = submissions.create_model(CREATE | changes)
+    assert (operation.stream, operation.seq) == (MODEL, 0)
+    assert isinstance(operation.args, Refused)
+    assert operation.args.operation == "create_model"
+    assert problem in operation.args.error
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_samples": 0}, "num_samples"),
+        ({"num_samples": 10**9}, "num_samples"),
+        ({"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "prompt.chunks[0]"),
+        ({"prompt": {"chunks": [{"tokens": ["a"]}]}}, "prompt.chunks[0]"),
+        ({"sampling_params": {"temperature": float("nan")}}, "sampling_params.temperature"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
+        ({"topk_prompt_logprobs": 3}, "topk_prompt_logprobs"),
+    ],
+)
+def test_bad_samples_are_refused_under_their_number(changes: dict[str, Any], problem: str) -> None:
+    """The error names the field, and no sequence ids are promised."""
+    operation = submissions.sample(SAMPLE | changes, "base")
+    assert isinstance(operation.args, Refused)
+    assert problem in operation.args.error
+    assert submissions.sample_sequence_ids(operation) == []
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"optimizer_params": {"type": "dimuon", "learning_rate": 1}}, "optimizer_params.type"),
+        ({"adam_params": {"learning_rate": float("inf")}}, "learning_rate"),
+        ({"adam_params": "fast"}, "adam"),
+        ({}, "optim_params"),
+    ],
+)
+def test_bad_steps_are_refused_under_their_number(params: dict[str, Any], problem: str) -> None:
+    """Another optimizer, a number that is none, and no parameters at all."""
+    operation = submissions.optim_step({"model_id": MODEL, "seq_id": 7} | params)
+    assert isinstance(operation.args, Refused)
+    assert (operation.seq, operation.args.operation) == (7, "optim_step")
+    assert problem in operation.args.error
+
+
+def test_a_save_needs_exactly_one_target() -> None:
+    """Neither name nor sampling session, or both, is refused."""
+    both = {"model_id": MODEL, "seq_id": 3, "path": "n", "sampling_session_seq_id": 0}
+    for body in (both, {"model_id": MODEL, "seq_id": 3}):
+        assert isinstance(submissions.save_weights_for_sampler(body).args, Refused)

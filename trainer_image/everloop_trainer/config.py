@@ -1,0 +1,134 @@
+"""What the operator tells the session pod: `EVERLOOP_CONFIG` and a few variables of the downward API, read strictly."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+PORT = 8080
+NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+
+Name = Annotated[str, Field(pattern=NAME, max_length=63)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+AbsolutePath = Annotated[str, Field(pattern=r"^/")]
+
+
+class ConfigError(Exception):
+    """The configuration is unusable; the message names each field and never its value."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _Json(_Strict):
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class BaseModelConfig(_Json):
+    """The base model: a directory of safetensors files with a transformers `config.json`."""
+
+    name: NonEmpty
+    revision: str = ""
+    path: AbsolutePath
+
+
+class EngineConfig(_Json):
+    """How the engine computes; results depend on every one of these."""
+
+    dtype: Literal["Float32", "BFloat16"] = "Float32"
+    max_sequence_length: Annotated[int, Field(ge=2)] = 2048
+    """Tokens."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    deterministic: bool = True
+
+
+class AdaptersConfig(_Json):
+    """How many models the session takes, and their greatest LoRA rank."""
+
+    max_models: Annotated[int, Field(ge=1)] = 16
+    max_rank: Annotated[int, Field(ge=1)] = 128
+
+
+class StorageConfig(_Json):
+    """`root` is the directory of this TrainingSession on the volume that outlives the node."""
+
+    root: AbsolutePath
+
+
+class SnapshotsConfig(_Json):
+    """Seconds of engine time after which a model is snapshotted: what a recovery replays at most."""
+
+    replay_budget_seconds: Annotated[float, Field(ge=0)] = 20.0
+
+
+class SessionConfig(_Json):
+    """The JSON of `EVERLOOP_CONFIG`."""
+
+    format: Literal[1]
+    namespace: Name
+    name: Name
+    uid: NonEmpty
+    attempt: Annotated[int, Field(ge=1)]
+    base_model: BaseModelConfig
+    engine: EngineConfig = EngineConfig()
+    adapters: AdaptersConfig = AdaptersConfig()
+    storage: StorageConfig
+    snapshots: SnapshotsConfig = SnapshotsConfig()
+    token_file: AbsolutePath = "/run/secrets/everloop/token"  # noqa: S105 - where it lies, not what it is
+
+
+class TrainerConfig(_Strict):
+    """Everything that the processes of a session pod are told from outside."""
+
+    session: SessionConfig
+    pod_ip: NonEmpty
+    pod_uid: NonEmpty
+    pod_name: str
+    node_name: str
+    run_dir: AbsolutePath
+    """Directory of sockets, private to the pod."""
+    termination_log: AbsolutePath
+
+    @property
+    def spare_socket(self) -> Path:
+        """Where the spare listens for the server."""
+        return Path(self.run_dir) / "spare.sock"
+
+
+def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
+    """Reads the environment.
+
+    Raises:
+        ConfigError: a variable is missing, or a field of `EVERLOOP_CONFIG` is missing, unknown or out of range.
+    """
+    values = {
+        "pod_ip": _required(environment, "POD_IP"),
+        "pod_uid": _required(environment, "POD_UID"),
+        "pod_name": environment.get("POD_NAME", ""),
+        "node_name": environment.get("NODE_NAME", ""),
+        "run_dir": environment.get("EVERLOOP_RUN_DIR", "/run/everloop"),
+        "termination_log": environment.get("EVERLOOP_TERMINATION_LOG", "/dev/termination-log"),
+    }
+    try:
+        session = json.loads(_required(environment, "EVERLOOP_CONFIG"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"EVERLOOP_CONFIG: not JSON: {error.msg} at position {error.pos}") from None
+    try:
+        return TrainerConfig(session=SessionConfig.model_validate(session), **values)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, item['loc'])) or '(top)'}: {item['msg']}" for item in error.errors()]
+        raise ConfigError(f"{error.title}: {'; '.join(problems)}") from None
+
+
+def _required(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name, "")
+    if not value:
+        raise ConfigError(f"{name}: required environment variable is not set")
+    return value

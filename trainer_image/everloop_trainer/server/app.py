@@ -1,0 +1,147 @@
+"""The session pod over HTTP: the tinker SDK's own paths below /api/v1, /status for the operator, health probes."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from everloop_trainer.server import schemas, submissions
+from everloop_trainer.server.bodies import read_json_object, read_protobuf
+from everloop_trainer.server.gate import Closed, Gate, Guard
+from everloop_trainer.session.operations import Operation
+from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
+from everloop_trainer.tinker_proto import tinker_public
+
+POLL_SECONDS = 30.0
+"""How long retrieve_future waits; the SDK gives up on its side after 45 s."""
+
+_Asked = TypeVar("_Asked", bound=BaseModel)
+
+WEIGHTS_HEADER = "x-everloop-weights"
+
+
+def build_app(gate: Gate) -> Starlette:
+    """The application behind `gate`."""
+    pod = _Routes(gate)
+    submits = {
+        "create_model": pod.create_model,
+        "forward_backward": pod.forward_backward,
+        "optim_step": pod.optim_step,
+        "save_weights": pod.save_weights,
+        "save_weights_for_sampler": pod.save_weights_for_sampler,
+        "asample": pod.sample,
+        "retrieve_future": pod.retrieve_future,
+        "get_info": pod.get_info,
+    }
+    return Starlette(
+        routes=[
+            Route("/healthz", pod.healthz),
+            Route("/readyz", pod.readyz),
+            Route("/status", pod.status),
+            *(Route(f"/api/v1/{name}", endpoint, methods=["POST"]) for name, endpoint in submits.items()),
+        ],
+        middleware=[Middleware(Guard, gate=gate)],
+        exception_handlers={
+            HTTPException: _http_error,
+            submissions.Undecodable: _undecodable,
+            Closed: lambda _request, _error: gate.closed_response(),
+        },
+    )
+
+
+class _Routes:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def healthz(self, _request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def readyz(self, _request: Request) -> Response:
+        return PlainTextResponse("ok") if self._gate.ready else PlainTextResponse("not ready", 503)
+
+    async def status(self, _request: Request) -> Response:
+        return JSONResponse(self._gate.service.status().to_json())
+
+    async def create_model(self, request: Request) -> Response:
+        return await self._submit(submissions.create_model(await read_json_object(request)))
+
+    async def forward_backward(self, request: Request) -> Response:
+        body = await read_protobuf(request)
+        try:
+            message = tinker_public.ForwardBackwardRequest.FromString(body)
+        except DecodeError as error:
+            raise HTTPException(400, f"body: not a ForwardBackwardRequest: {error}") from None
+        return await self._submit(submissions.forward_backward(message, body))
+
+    async def optim_step(self, request: Request) -> Response:
+        return await self._submit(submissions.optim_step(await read_json_object(request)))
+
+    async def save_weights(self, request: Request) -> Response:
+        return await self._submit(submissions.save_weights(await read_json_object(request)))
+
+    async def save_weights_for_sampler(self, request: Request) -> Response:
+        return await self._submit(submissions.save_weights_for_sampler(await read_json_object(request)))
+
+    async def sample(self, request: Request) -> Response:
+        operation = submissions.sample(await read_json_object(request), request.headers.get(WEIGHTS_HEADER))
+        return await self._submit(operation, sample_sequence_ids=submissions.sample_sequence_ids(operation))
+
+    async def _submit(self, operation: Operation, **promised: Any) -> Response:
+        """Answers with the SDK's UntypedAPIFuture once the operation is durable."""
+        await self._gate.call(self._gate.service.accept(operation))
+        return JSONResponse({"request_id": operation.request_id, **promised})
+
+    async def retrieve_future(self, request: Request) -> Response:
+        # The SDK takes a full answer although `allow_metadata_only` is set: it is a permission, not a demand.
+        asked = _fields(schemas.FutureRetrieveRequest, await read_json_object(request))
+        outcome = await self._gate.poll(self._gate.service.outcome(asked.request_id, POLL_SECONDS))
+        match outcome:
+            case Succeeded(content_type=content_type, body=body):
+                return Response(body, media_type=content_type)
+            case Failed(error=error, category=category):
+                return JSONResponse({"error": error, "category": category})
+            case Pending(queue_state=state, reason=reason):
+                pending = {"type": "try_again", "request_id": asked.request_id, "queue_state": state}
+                return JSONResponse(pending | {"queue_state_reason": reason}, 408)
+            case Unknown():
+                raise HTTPException(410, f"request_id: {asked.request_id!r} was never accepted here")
+
+    async def get_info(self, request: Request) -> Response:
+        asked = _fields(schemas.GetInfoRequest, await read_json_object(request))
+        model = self._gate.service.model(asked.model_id)
+        if model is None:
+            raise HTTPException(404, f"model_id: {asked.model_id!r} is no model of this session")
+        return JSONResponse(
+            {
+                "type": "get_info",
+                "model_id": model.model_id,
+                "model_data": {"model_name": model.base_model},
+                "model_name": model.base_model,
+                "is_lora": True,
+                "lora_rank": model.lora.rank,
+            }
+        )
+
+
+def _fields(model: type[_Asked], body: dict[str, Any]) -> _Asked:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise submissions.Undecodable(submissions.first_problem(error)) from None
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
+
+
+async def _undecodable(_request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, 400)

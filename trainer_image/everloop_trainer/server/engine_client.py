@@ -1,0 +1,213 @@
+"""The server's end of an engine: requests over the unix socket of the spare, one engine per connection.
+
+End of file means that the engine is gone: every waiting call then raises `EngineLost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from everloop_trainer.server import frames
+from everloop_trainer.session.errors import EngineRefused
+from everloop_trainer.session.operations import OptimStep, Sample
+from everloop_trainer.session.ports import FrozenWeights, Lora, Parts, Written
+
+HELLO_SECONDS = 60.0
+"""How long a freshly forked engine may take to say what it is."""
+
+_log = structlog.get_logger(__name__)
+
+
+class EngineLost(ConnectionError):
+    """The engine process is gone."""
+
+
+class EngineClient:
+    """One engine process; implements `session.ports.Engine`. Made by `SpareSocket.connect`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: frames.Header) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._pid = int(hello["pid"])
+        self._ids = itertools.count(1)
+        self._turn = asyncio.Lock()
+        self._lost = asyncio.Event()
+        self._answers: dict[int, asyncio.Future[tuple[frames.Header, bytes]]] = {}
+        self._snapshots: dict[str, asyncio.Future[Written]] = {}
+        self._receiver = asyncio.create_task(self._receive(), name=f"engine-{self._pid}")
+
+    @property
+    def pid(self) -> int:
+        """Process id, as the engine sees itself."""
+        return self._pid
+
+    async def init(self, model: str, lora: Lora) -> None:
+        """See `session.ports.Engine`."""
+        await self._request("init", model=model, **dataclasses.asdict(lora))
+
+    async def restore(self, model: str, path: str, lora: Lora, sha256: str, parts: Parts) -> None:
+        """See `session.ports.Engine`."""
+        await self._request(
+            "restore", model=model, path=path, lora=dataclasses.asdict(lora), sha256=sha256, parts=parts
+        )
+
+    async def drop(self, model: str) -> None:
+        """See `session.ports.Engine`."""
+        await self._request("drop", model=model)
+
+    async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> bytes:
+        """See `session.ports.Engine`."""
+        _, output = await self._request("forward_backward", body, model=model, seq=seq, forward_only=forward_only)
+        return output
+
+    async def optim_step(self, model: str, seq: int, step: OptimStep) -> dict[str, float]:
+        """See `session.ports.Engine`."""
+        header, _ = await self._request("optim_step", model=model, seq=seq, **dataclasses.asdict(step))
+        return {str(name): float(value) for name, value in header["metrics"].items()}
+
+    async def drop_gradients(self, model: str, seq: int) -> None:
+        """See `session.ports.Engine`."""
+        await self._request("drop_gradients", model=model, seq=seq)
+
+    async def write(self, model: str, seq: int, path: str, parts: Parts) -> Written:
+        """See `session.ports.Engine`."""
+        header, _ = await self._request("write", model=model, seq=seq, path=path, parts=parts)
+        return _written(header)
+
+    async def snapshot(self, model: str, seq: int, path: str) -> Awaitable[Written]:
+        """See `session.ports.Engine`."""
+        written: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
+        written.add_done_callback(_retrieved)
+        self._snapshots[path] = written
+        try:
+            await self._request("snapshot", model=model, seq=seq, path=path)
+        except BaseException:
+            self._snapshots.pop(path, None)
+            raise
+        return written
+
+    async def sample(self, weights: FrozenWeights | None, sample: Sample) -> bytes:
+        """See `session.ports.Engine`."""
+        stop = [sample.stop] if isinstance(sample.stop, str) else sample.stop
+        stored: dict[str, Any] = {"weights": None}
+        if weights is not None:
+            stored = {"weights": weights.path, "sha256": weights.sha256, "lora": dataclasses.asdict(weights.lora)}
+        _, response = await self._request(
+            "sample",
+            **stored,
+            prompt=sample.prompt,
+            num_samples=sample.num_samples,
+            max_tokens=sample.max_tokens,
+            temperature=sample.temperature,
+            top_p=sample.top_p,
+            top_k=sample.top_k,
+            seed=sample.seed,
+            stop=stop,
+        )
+        return response
+
+    async def wait_lost(self) -> None:
+        """See `session.ports.Engine`."""
+        await self._lost.wait()
+
+    async def close(self) -> None:
+        """Closes the socket, upon which the engine exits. Never raises."""
+        self._receiver.cancel()
+        await asyncio.wait([self._receiver])
+        self._end()
+
+    async def _request(self, op: str, body: bytes = b"", **fields: Any) -> tuple[frames.Header, bytes]:
+        async with self._turn:
+            if self._lost.is_set():
+                raise EngineLost(f"engine {self._pid} is gone")
+            number = next(self._ids)
+            answer: asyncio.Future[tuple[frames.Header, bytes]] = asyncio.get_running_loop().create_future()
+            self._answers[number] = answer
+            self._writer.write(frames.encode({"id": number, "op": op, **fields}, body))
+            try:
+                await self._writer.drain()
+                header, content = await answer
+            finally:
+                self._answers.pop(number, None)
+        if header["ok"] is not True:
+            raise EngineRefused(str(header["error"]), "user" if header["category"] == "user" else "server")
+        return header, content
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                header, body = await frames.read(self._reader)
+                if "event" in header:
+                    self._on_event(header)
+                    continue
+                answer = self._answers.get(int(header["id"]))
+                if answer is not None and not answer.done():
+                    answer.set_result((header, body))
+        except (asyncio.IncompleteReadError, OSError):
+            _log.warning("engine lost", engine_pid=self._pid)
+        except (frames.FrameError, KeyError, ValueError) as error:
+            _log.error("engine let go: it broke the protocol", engine_pid=self._pid, error=repr(error))
+        finally:
+            self._end()
+
+    def _on_event(self, header: frames.Header) -> None:
+        written = self._snapshots.pop(header["path"], None)
+        if written is None or written.done():
+            return
+        if header["event"] == "written":
+            written.set_result(_written(header))
+        else:
+            written.set_exception(EngineRefused(str(header["error"]), "server"))
+
+    def _end(self) -> None:
+        self._lost.set()
+        self._writer.close()
+        waiters: list[asyncio.Future[Any]] = [*self._answers.values(), *self._snapshots.values()]
+        for waiting in waiters:
+            if not waiting.done():
+                waiting.set_exception(EngineLost(f"engine {self._pid} is gone"))
+                _retrieved(waiting)
+        self._snapshots.clear()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpareSocket:
+    """Where engines come from: each connection to the spare's socket is a new one. Implements `EngineSource`."""
+
+    path: Path
+    base_model: str
+
+    async def connect(self) -> EngineClient:
+        """A new engine that has said hello.
+
+        Raises:
+            OSError: no spare listens (yet), or the engine said nothing in time.
+            EOFError: the spare or the engine ended before the hello.
+        """
+        reader, writer = await asyncio.open_unix_connection(str(self.path))
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello, _ = await frames.read(reader)
+            if hello.get("event") != "hello" or hello.get("base_model") != self.base_model:
+                raise ConnectionError(f"not an engine of {self.base_model!r}: {hello.get('base_model')!r}")
+            return EngineClient(reader, writer, hello)
+        except BaseException:
+            writer.close()
+            raise
+
+
+def _written(header: frames.Header) -> Written:
+    return Written(sha256=str(header["sha256"]), size=int(header["bytes"]))
+
+
+def _retrieved(future: asyncio.Future[Any]) -> None:
+    """Marks an exception as seen: whoever abandoned the future does not need it reported."""
+    if future.done() and not future.cancelled():
+        future.exception()

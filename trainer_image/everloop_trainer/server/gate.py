@@ -1,0 +1,118 @@
+"""Who may enter: authentication, the pod that a call is meant for, and the server's own phase."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Literal, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from everloop_trainer.session.errors import Fenced, StorageFailed
+from everloop_trainer.session.service import SessionService
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+POD_UID_HEADER = "x-everloop-pod-uid"
+MISDIRECTED = 421
+
+_T = TypeVar("_T")
+Ending = Literal["fenced", "storage_failed", "draining"]
+
+
+class Closed(Exception):
+    """The server is not serving: not yet open, draining, or ended."""
+
+
+class Gate:
+    """The server's phase, shared between its requests and its life cycle: not open yet, open, ending.
+
+    `ended` resolves once, with the first reason to end.
+    """
+
+    def __init__(self, token: str, pod_uid: str) -> None:
+        self._token = token.encode()
+        self._pod_uid = pod_uid
+        self._service: SessionService | None = None
+        self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+
+    def open(self, service: SessionService) -> None:
+        """The journal is open and the epoch claimed: operations are accepted from now on."""
+        self._service = service
+
+    def end(self, reason: Ending) -> None:
+        """Stop serving; the first reason counts."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    @property
+    def ready(self) -> bool:
+        """Whether operations are accepted."""
+        return self._service is not None and not self.ended.done()
+
+    @property
+    def service(self) -> SessionService:
+        """Raises Closed unless the server is open."""
+        if self._service is None or self.ended.done():
+            raise Closed
+        return self._service
+
+    async def call(self, work: Awaitable[_T]) -> _T:
+        """Awaits the session's work; what ends the session ends the server.
+
+        Raises:
+            Closed: the incarnation has ended.
+        """
+        try:
+            return await work
+        except Fenced:
+            self.end("fenced")
+        except StorageFailed:
+            self.end("storage_failed")
+        raise Closed
+
+    async def poll(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Like `call` for work that changes nothing and may be given up: ends as soon as the server does."""
+        task = asyncio.create_task(work)
+        await asyncio.wait((task, self.ended), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return await self.call(task)
+        task.cancel()
+        raise Closed
+
+    def closed_response(self) -> Response:
+        """What callers are told while the server is not open; the gateway retries either."""
+        if self.ended.done() and self.ended.result() == "fenced":
+            return JSONResponse({"detail": "superseded by a newer incarnation"}, MISDIRECTED)
+        return JSONResponse({"detail": "not serving now"}, 503, headers={"Retry-After": "1"})
+
+    def refusal(self, path: str, headers: Headers) -> Response | None:
+        """The answer to a call that may not enter, or None."""
+        scheme, _, credential = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(credential.strip().encode(), self._token):
+            return JSONResponse({"detail": "unauthorized"}, 401, headers={"WWW-Authenticate": "Bearer"})
+        named = headers.get(POD_UID_HEADER)
+        if named != self._pod_uid and not (named is None and path == "/status"):
+            return JSONResponse({"detail": f"{POD_UID_HEADER}: this is another pod"}, MISDIRECTED)
+        if self.ended.done() or (self._service is None and path != "/status"):
+            return self.closed_response()
+        return None
+
+
+class Guard:
+    """ASGI middleware that lets nothing but health probes past the gate."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a refused call, passes on any other."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            refusal = self._gate.refusal(scope["path"], Headers(scope=scope))
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

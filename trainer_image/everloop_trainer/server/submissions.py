@@ -1,0 +1,239 @@
+"""From a decoded request body to the operation it asks for. Pure.
+
+A request that has an address (stream and number) always becomes an operation. If its content cannot be served it is
+`Refused`, takes its turn and ends as a user error: a 4xx at submit would make the SDK wait for ever. Only a body
+without an address raises `Undecodable`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from everloop_trainer.server import schemas
+from everloop_trainer.session import identifiers
+from everloop_trainer.session.operations import (
+    WEIGHTS_OF_SAMPLER,
+    Arguments,
+    CreateModel,
+    ForwardBackward,
+    Operation,
+    OptimStep,
+    Refused,
+    Sample,
+    SaveWeights,
+    SaveWeightsForSampler,
+)
+
+MAX_SAMPLES = 1024
+"""Continuations in one sample request."""
+
+_SESSION = re.compile(r"[a-z0-9-]{1,63}")
+_MODEL = re.compile(rf"[a-z0-9-]{{1,63}}{identifiers.TRAINING}[0-9]{{1,18}}")
+_SAMPLER = re.compile(rf"[a-z0-9-]{{1,63}}{identifiers.SAMPLING}[0-9]{{1,18}}")
+_LARGEST = 2**63 - 1
+
+_Request = TypeVar("_Request", bound=BaseModel)
+Body = Mapping[str, Any]
+
+
+class Undecodable(Exception):
+    """The body names no operation; the message says which field is missing or wrong."""
+
+
+class _ContentError(Exception):
+    """The content of an addressed request cannot be served."""
+
+
+def create_model(body: Body) -> Operation:
+    """SDK CreateModelRequest."""
+    session, number = _text(body, "session_id", _SESSION), _number(body, "model_seq_id", 0)
+    stream = identifiers.model_id(session, number)
+    return Operation(stream, identifiers.CREATION, _content(CreateModel.KIND, lambda: _create_model(body)))
+
+
+def forward_backward(message: Any, body: bytes) -> Operation:
+    """`message` is the parsed ForwardBackwardRequest of `body`."""
+    stream, seq = _address({"model_id": message.model_id, "seq_id": message.seq_id})
+    return Operation(stream, seq, ForwardBackward(message.forward_only, message.loss_fn), body)
+
+
+def optim_step(body: Body) -> Operation:
+    """SDK OptimStepRequest."""
+    return Operation(*_address(body), _content(OptimStep.KIND, lambda: _optim_step(body)))
+
+
+def save_weights(body: Body) -> Operation:
+    """SDK SaveWeightsRequest."""
+    return Operation(*_address(body), _content(SaveWeights.KIND, lambda: _save_weights(body)))
+
+
+def save_weights_for_sampler(body: Body) -> Operation:
+    """SDK SaveWeightsForSamplerRequest."""
+    return Operation(*_address(body), _content(SaveWeightsForSampler.KIND, lambda: _save_weights_for_sampler(body)))
+
+
+def sample(body: Body, weights: str | None) -> Operation:
+    """`weights`: `base`, a tinker path, or None for a sampling session whose weights this pod saved."""
+    stream, seq = _text(body, "sampling_session_id", _SAMPLER), _number(body, "seq_id", 0)
+    return Operation(stream, seq, _content(Sample.KIND, lambda: _sample(body, weights)))
+
+
+def sample_sequence_ids(operation: Operation) -> list[str]:
+    """One id per requested continuation, fixed when the request is submitted."""
+    count = operation.args.num_samples if isinstance(operation.args, Sample) else 0
+    return [f"{operation.request_id}:{index}" for index in range(count)]
+
+
+def _content(kind: str, build: Callable[[], Arguments]) -> Arguments:
+    try:
+        return build()
+    except _ContentError as error:
+        return Refused(kind, str(error))
+
+
+def _create_model(body: Body) -> Arguments:
+    request = _validated(schemas.CreateModelRequest, body)
+    lora = request.lora_config
+    if lora is None:
+        raise _ContentError("lora_config: required, only LoRA adapters are trained")
+    if request.optimizer_config.type != "adamw":
+        raise _ContentError(f"optimizer_config.type: {request.optimizer_config.type!r} is not served, only 'adamw'")
+    if lora.seed is not None and not -_LARGEST <= lora.seed <= _LARGEST:
+        raise _ContentError("lora_config.seed: must fit 64 bits")
+    return CreateModel(
+        base_model=request.base_model,
+        rank=lora.rank,
+        seed=lora.seed,
+        train_mlp=lora.train_mlp,
+        train_attn=lora.train_attn,
+        train_unembed=lora.train_unembed,
+        user_metadata=request.user_metadata,
+    )
+
+
+def _optim_step(body: Body) -> Arguments:
+    params = _validated(schemas.OptimStepRequest, body).optim_params
+    if not isinstance(params, schemas.AdamParams):
+        raise _ContentError(f"optimizer_params.type: {params.type!r} is not served, only Adam parameters")
+    return OptimStep(
+        learning_rate=params.learning_rate,
+        beta1=params.beta1,
+        beta2=params.beta2,
+        eps=params.eps,
+        weight_decay=params.weight_decay,
+        grad_clip_norm=params.grad_clip_norm,
+    )
+
+
+def _save_weights(body: Body) -> Arguments:
+    request = _validated(schemas.SaveWeightsRequest, body)
+    return SaveWeights(
+        name=request.path,
+        ttl_seconds=request.ttl_seconds,
+        overwrite=request.overwrite,
+        user_metadata=_metadata(request.user_metadata),
+    )
+
+
+def _save_weights_for_sampler(body: Body) -> Arguments:
+    request = _validated(schemas.SaveWeightsForSamplerRequest, body)
+    if (request.path is None) == (request.sampling_session_seq_id is None):
+        raise _ContentError("path: exactly one of path and sampling_session_seq_id is needed")
+    return SaveWeightsForSampler(
+        name=request.path,
+        sampling_session_seq_id=request.sampling_session_seq_id,
+        kind=request.kind,
+        ttl_seconds=request.ttl_seconds,
+        user_metadata=_metadata(request.user_metadata),
+    )
+
+
+def _sample(body: Body, weights: str | None) -> Arguments:
+    request = _validated(schemas.SampleRequest, body)
+    params = request.sampling_params
+    if not 1 <= request.num_samples <= MAX_SAMPLES:
+        raise _ContentError(f"num_samples: must be between 1 and {MAX_SAMPLES}, got {request.num_samples}")
+    unserved: dict[str, bool] = {
+        "prompt_logprobs": bool(request.prompt_logprobs),
+        "topk_prompt_logprobs": request.topk_prompt_logprobs > 0,
+        "topk_sample_logprobs": request.topk_sample_logprobs > 0,
+        "target_prompt_logprobs": request.target_prompt_logprobs is not None,
+        "prompt_alt_tokens_k": request.prompt_alt_tokens_k > 0,
+        "prompt_logprobs_last_n": request.prompt_logprobs_last_n is not None,
+        "record_stability_info": bool(request.record_stability_info),
+    }
+    for name, asked in unserved.items():
+        if asked:
+            raise _ContentError(f"{name}: not served by this version")
+    prompt: list[int] = []
+    for index, chunk in enumerate(request.prompt.chunks):
+        if not isinstance(chunk, schemas.EncodedTextChunk):
+            raise _ContentError(
+                f"prompt.chunks[{index}]: chunks of type {chunk.type!r} are not served, only encoded_text"
+            )
+        prompt += chunk.tokens
+    stop = tuple(params.stop) if isinstance(params.stop, list) else params.stop
+    return Sample(
+        prompt=tuple(prompt),
+        num_samples=request.num_samples,
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        stop=stop,  # type: ignore[arg-type]  # a list is of one type throughout, which tuple() forgets
+        seed=params.seed,
+        weights=_weights(weights),
+    )
+
+
+def _weights(word: str | None) -> str | None:
+    if word is None:
+        return WEIGHTS_OF_SAMPLER
+    return None if word == "base" else word
+
+
+def _metadata(value: dict[str, str] | None) -> dict[str, Any] | None:
+    return None if value is None else dict(value)
+
+
+def _validated(model: type[_Request], body: Body) -> _Request:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _ContentError(first_problem(error)) from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first field that is wrong, and why."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{_location(first['loc'])}: {first['msg']}"
+
+
+def _location(parts: tuple[int | str, ...]) -> str:
+    """`("prompt", "chunks", 1)` as `prompt.chunks[1]`; the names of union branches stay, they do not mislead."""
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text or "body"
+
+
+def _address(body: Body) -> tuple[str, int]:
+    return _text(body, "model_id", _MODEL), _number(body, "seq_id", 1)
+
+
+def _text(body: Body, field: str, pattern: re.Pattern[str]) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise Undecodable(f"{field}: required, must match {pattern.pattern}")
+    return value
+
+
+def _number(body: Body, field: str, least: int) -> int:
+    value = body.get(field)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+        raise Undecodable(f"{field}: required, must be an integer of at least {least}")
+    return value
