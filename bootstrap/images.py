@@ -18,18 +18,21 @@ TRAINER_IMAGE = "everloop-trainer:dev"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the Dockerfile of the same name would build: packages, the environment below them, how it starts."""
+    """What its Dockerfile would build: packages, the environment below them, how it starts."""
 
     name: str
+    dockerfile: Path
     packages: tuple[Path, ...]
     environment: str
     entrypoint: tuple[str, ...]
     command: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 IMAGES = (
     Image(
         OPERATOR_IMAGE,
+        REPOSITORY / "Dockerfile",
         (REPOSITORY / "operator" / "everloop_operator", REPOSITORY / "operator" / "everloop_gateway"),
         "operator",
         ("python",),
@@ -37,10 +40,12 @@ IMAGES = (
     ),
     Image(
         TRAINER_IMAGE,
+        REPOSITORY / "trainer_image" / "Dockerfile",
         (REPOSITORY / "trainer_image" / "everloop_trainer",),
         "trainer",
         ("python", "-m", "everloop_trainer"),
         ("supervisor",),
+        (("HF_HUB_OFFLINE", "1"),),
     ),
 )
 
@@ -84,7 +89,13 @@ def _entry(image: Image, environments: Environments, progress: Progress) -> dict
     return {
         "match": image.name,
         "path": [str(environment / "bin")],
-        "env": {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"},
+        "env": {
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": str(root),
+            "HOME": "/tmp",  # noqa: S108 - the pods mount an emptyDir there
+            **dict(image.variables),
+        },
         "entrypoint": list(image.entrypoint),
         "cmd": list(image.command),
         "cwd": str(root),
