@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from everloop_trainer.session.identifiers import request_id
+from everloop_trainer.session.identifiers import CREATION, is_model, is_sampler, request_id
 
 STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 WEIGHTS_OF_SAMPLER = "sampler"
@@ -155,12 +155,28 @@ def arguments_from_json(kind: str, values: object) -> Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One numbered operation as it was submitted. `body` holds raw request bytes where they are large."""
+    """One numbered operation as it was submitted. `body` holds raw request bytes where they are large.
+
+    Raises:
+        ValueError: the stream or number is none that this kind of operation can have.
+    """
 
     stream: str
     seq: int
     args: Arguments
     body: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not (is_model(self.stream) or is_sampler(self.stream)):
+            raise ValueError(f"stream: {self.stream!r} is neither a model nor a sampling session")
+        if self.seq < 0:
+            raise ValueError(f"seq: must not be negative, got {self.seq}")
+        if isinstance(self.args, Refused):
+            return
+        if isinstance(self.args, Sample) != is_sampler(self.stream):
+            raise ValueError(f"stream: a {self.args.KIND} does not belong to {self.stream!r}")
+        if is_model(self.stream) and isinstance(self.args, CreateModel) != (self.seq == CREATION):
+            raise ValueError(f"seq: {self.seq} is not a number that a {self.args.KIND} can have")
 
     @property
     def request_id(self) -> str:

@@ -5,12 +5,14 @@ Paths given to an engine are absolute; it writes large files itself and answers 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.records import Record
+from everloop_trainer.session.status import BaseModel
 
 Parts = Literal["all", "weights"]
 StateKind = Literal["snapshots", "weights", "sampler_weights"]
@@ -114,21 +116,20 @@ class Journal(Protocol):
     Every method raises Fenced once a newer incarnation was seen and StorageFailed after any failed write.
     """
 
-    def append(self, record: Record, body: bytes = b"") -> tuple[Position, Awaitable[None]]:
-        """Add a record; the awaitable ends when it is flushed and the fence was read after that."""
+    def append(self, record: Record, body: bytes = b"") -> tuple[Position, asyncio.Future[None]]:
+        """Add a record; the future ends when it is flushed and the fence was read after that.
 
-    def note(self, record: Record) -> Awaitable[None]:
-        """Add a record that may be lost with the machine; the awaitable ends when the operating system has it."""
+        The future is shared: await it through `asyncio.shield`.
+        """
+
+    def note(self, record: Record) -> asyncio.Future[None]:
+        """Add a record that may be lost with the machine; the future ends when the operating system has it."""
 
     async def read(self, position: Position) -> bytes:
         """The body of a record. Raises JournalDamaged if it cannot be read back as it was written."""
 
     async def check_fence(self) -> None:
         """Read the fence: to be awaited before every effect that the outside sees."""
-
-    @property
-    def end(self) -> Position:
-        """Position that the next record will get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class Manifest:
         model: model id.
         operation: request id of the last operation whose effect is inside, or that saved it.
         seq: number of that operation; `step` counts optimizer steps.
-        end: end of the journal when it was written; a manifest counts only if this lies in the sealed history.
+        stands_on: the newest record that the state follows from; a manifest counts only if the history holds it.
         time: RFC 3339.
     """
 
@@ -159,9 +160,8 @@ class Manifest:
     operation: str
     seq: int
     step: int
-    end: Position
-    base_model: str
-    base_model_sha256: str
+    stands_on: Position
+    base_model: BaseModel
     lora: Lora
     alpha: int
     sha256: str
@@ -182,7 +182,7 @@ class States(Protocol):
         """Read the fence, then write the manifest: from now on the state counts."""
 
     async def snapshots(self, model: str) -> list[Manifest]:
-        """Snapshots that count and whose data is complete in size, newest first."""
+        """Snapshots that count, newest first; their data is not verified yet."""
 
     async def find(self, kind: StateKind, model: str, operation: str) -> Manifest | None:
         """The intact checkpoint that an earlier try of this operation stored, if any."""
@@ -194,4 +194,4 @@ class States(Protocol):
         """Read the fence, then delete all but the newest two snapshots."""
 
     def path(self, kind: StateKind, model: str, key: str) -> str:
-        """Absolute path of a state's data file."""
+        """Absolute path of a state's data file, for the engine."""

@@ -2,79 +2,261 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
 
-from everloop_trainer.session.operations import Operation
-from everloop_trainer.session.outcomes import Outcome, Pending, Unknown
-from everloop_trainer.session.ports import Lora
-from everloop_trainer.session.status import BaseModel, Incarnation, SessionStatus
+import structlog
 
+from everloop_trainer.session.context import Context, SessionConfig
+from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFailed
+from everloop_trainer.session.history import History, Model, ModelInfo, SamplerInfo
+from everloop_trainer.session.identifiers import storage_id
+from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, Operation, Sample
+from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
+from everloop_trainer.session.ports import EngineSource, Journal, Position, States
+from everloop_trainer.session.records import Accept, Deliver, Record
+from everloop_trainer.session.runner import Runner
+from everloop_trainer.session.status import CheckpointStatus, ModelStatus, SessionStatus
+from everloop_trainer.session.streams import Ended, Entry
 
-@dataclass(frozen=True, slots=True)
-class SessionConfig:
-    """What a session is given at its start.
-
-    Attributes:
-        previous: the incarnation before this one, if the storage has had one.
-        replay_budget: seconds of engine time after which a model is snapshotted.
-    """
-
-    incarnation: Incarnation
-    previous: Incarnation | None
-    lineage: str
-    base_model: BaseModel
-    max_models: int
-    max_rank: int
-    replay_budget: float
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A model that exists (its creation succeeded)."""
-
-    model_id: str
-    base_model: str
-    lora: Lora
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerInfo:
-    """A sampling session that a save_weights_for_sampler of this session made. `weights` is a `frozen:` name."""
-
-    sampling_session_id: str
-    model_id: str
-    kind: str
-    weights: str
+__all__ = ["ModelInfo", "SamplerInfo", "SessionConfig", "SessionService"]
+log = structlog.get_logger(__name__)
 
 
 class SessionService:
-    """See the module. Everything that may be awaited raises Fenced or StorageFailed once this incarnation has ended."""
+    """See the module. Whatever may be awaited raises Fenced or StorageFailed once this incarnation has ended.
 
-    def accept(self, operation: Operation) -> Awaitable[None]:
-        """Accept an operation; ends once it is durable and the fence was read. A repeat waits for the first."""
-        raise NotImplementedError
+    Must be made inside a running event loop.
+
+    Args:
+        config: who we are and what we may do.
+        journal: open, its `open` record written.
+        states: stored model states.
+        source: where engines come from.
+        history: the records of the sealed history, in order.
+
+    Raises:
+        JournalDamaged: the records contradict each other.
+    """
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        journal: Journal,
+        states: States,
+        source: EngineSource,
+        history: Iterable[tuple[Position, Record]],
+    ) -> None:
+        facts = History()
+        for position, record in history:
+            try:
+                facts.apply(record, position)
+            except ValueError as error:
+                where = f"journal {position.incarnation} at offset {position.offset}"
+                raise JournalDamaged(f"{where}: {error}") from error
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._context = Context(config, facts, journal, states, ended)
+        self._runner = Runner(self._context, source, self._finished)
+        self._accepting: dict[str, asyncio.Future[None]] = {}
+        self._delivering: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._main: asyncio.Task[None] | None = None
+        log.info("history read", streams=len(facts.streams), models=len(facts.models), unfinished=facts.unfinished())
+
+    async def accept(self, operation: Operation) -> None:
+        """Accept an operation; ends once it is durable and the fence was read after that.
+
+        A repeat is recognised by stream and number alone: it waits until the first is durable, and its content is
+        not looked at.
+
+        Raises:
+            ValueError: the operation is too large to be journaled.
+        """
+        request = operation.request_id
+        if self._context.history.entry(request) is None:
+            self._append(operation)
+        accepting = self._accepting.get(request)
+        if accepting is not None:
+            await asyncio.shield(accepting)
+        else:
+            await self._context.journal.check_fence()
+
+    def _append(self, operation: Operation) -> None:
+        context = self._context
+        record = Accept(operation.stream, operation.seq, self._resolve(operation).args, context.config.now())
+        position, durable = context.journal.append(record, operation.body)
+        context.history.apply(record, position, durable=False)
+        self._accepting[operation.request_id] = durable
+        durable.add_done_callback(lambda future: self._accepted(operation.request_id, future))
+
+    def _accepted(self, request: str, durable: asyncio.Future[None]) -> None:
+        if durable.cancelled() or durable.exception() is not None:
+            return  # the failed future stays, so that no repeat is taken for accepted
+        del self._accepting[request]
+        entry = self._context.history.entry(request)
+        assert entry is not None, "it was taken in when it was appended"
+        entry.durable = True
+        self._runner.offer(entry.stream)
+
+    def _resolve(self, operation: Operation) -> Operation:
+        """Settle at acceptance what a replay must find settled: seeds, and which file a sample is drawn from."""
+        args = operation.args
+        if not isinstance(args, CreateModel | Sample):
+            return operation
+        if args.seed is None:
+            args = replace(args, seed=self._context.config.draw_seed())
+        if isinstance(args, Sample) and args.weights is not None:
+            args = replace(args, weights=self._frozen(operation.stream, args.weights))
+        return replace(operation, args=args)
+
+    def _frozen(self, sampler: str, weights: str) -> str:
+        """The `frozen:` name of weights, or the name as it came: then the sample ends as a user error."""
+        history = self._context.history
+        if weights == WEIGHTS_OF_SAMPLER:
+            return history.weights_of_sampler(sampler) or weights
+        checkpoint = history.checkpoints.get(weights)
+        return weights if checkpoint is None else checkpoint.frozen
 
     async def outcome(self, request_id: str, timeout: float) -> Outcome | Pending | Unknown:
-        """The outcome of an operation, waiting up to `timeout` seconds for it."""
-        raise NotImplementedError
+        """The outcome of an operation, waiting up to `timeout` seconds for it.
+
+        Before an outcome is returned the fence was read; a failure's delivery was journaled and flushed.
+        """
+        entry = self._context.history.entry(request_id)
+        if entry is None:
+            await self._context.journal.check_fence()
+            return Unknown()
+        if entry.ended is None:
+            waiting = self._waiting.setdefault(request_id, asyncio.get_running_loop().create_future())
+            await asyncio.wait({waiting, self._context.ended}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if self._context.ended.done():
+            self._context.ended.result()
+        if entry.ended is None:
+            return self._pending(entry)
+        return await self._deliver(entry, entry.ended)
+
+    async def _deliver(self, entry: Entry, ended: Ended) -> Outcome:
+        result = ended.result
+        if result.ok:
+            body = await self._context.journal.read(ended.position)
+            await self._context.journal.check_fence()
+            return Succeeded(result.content_type, body)
+        if entry.delivered is None:
+            deliver = Deliver(entry.stream, entry.seq)
+            position, durable = self._context.journal.append(deliver)
+            self._context.history.apply(deliver, position)
+            self._delivering[entry.request_id] = durable
+        delivering = self._delivering.get(entry.request_id)
+        if delivering is not None:
+            await asyncio.shield(delivering)
+        await self._context.journal.check_fence()
+        assert result.error is not None, "validated with the record"
+        assert result.category is not None, "validated with the record"
+        return Failed(result.error, result.category)
+
+    def _finished(self, entry: Entry) -> None:
+        waiting = self._waiting.pop(entry.request_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def _pending(self, entry: Entry) -> Pending:
+        streams = self._context.history.streams
+        before = sum(
+            other.accepted < entry.accepted for stream in streams.values() for other in stream.pending.values()
+        )
+        broken = self._context.broken.get(entry.stream)
+        missing = streams[entry.stream].missing()
+        if broken is not None:
+            return Pending("paused_capacity", f"this model could not be restored: {broken}", before)
+        if missing is not None:
+            return Pending("active", f"waiting for operation {missing} of this model, which has not arrived", before)
+        if self._runner.engine is None:
+            return Pending("paused_capacity", "the training engine is being restored; nothing is lost", before)
+        if self._runner.running is entry:
+            return Pending("active", "running", 0)
+        return Pending("active", f"{before} operations of this session were accepted before it", before)
 
     def model(self, model_id: str) -> ModelInfo | None:
-        """A model of this session."""
-        raise NotImplementedError
+        """A model whose creation has succeeded."""
+        model = self._context.history.models.get(model_id)
+        return None if model is None else model.info
 
     def sampler(self, sampling_session_id: str) -> SamplerInfo | None:
-        """A sampling session made by this session."""
-        raise NotImplementedError
+        """A sampling session that a save_weights_for_sampler of this session made."""
+        return self._context.history.samplers.get(sampling_session_id)
 
     def status(self) -> SessionStatus:
         """The state as plain values."""
-        raise NotImplementedError
+        context, runner = self._context, self._runner
+        return SessionStatus(
+            state=runner.state,
+            incarnation=context.config.incarnation,
+            lineage=context.config.lineage,
+            base_model=context.config.base_model,
+            engine_pid=None if runner.engine is None else runner.engine.pid,
+            engine_restarts=max(0, runner.generation - 1),
+            models=tuple(self._model_status(model) for model in context.history.models.values()),
+            last_snapshot_time=runner.snapshots.last_time,
+            storage_error="; ".join([*filter(None, [context.storage_error]), *context.broken.values()]),
+            replay_mismatches=context.replay_mismatches,
+            recoveries=tuple(runner.recoveries),
+        )
+
+    def _model_status(self, model: Model) -> ModelStatus:
+        stream = self._context.history.streams[model.info.model_id]
+        latest = model.latest_checkpoint
+        shown = None
+        if latest is not None and latest.name is not None and latest.path is not None:
+            shown = CheckpointStatus(latest.name, latest.step, latest.stored.time, latest.path, latest.stored.size)
+        return ModelStatus(
+            id=storage_id(model.info.model_id),
+            model_id=model.info.model_id,
+            rank=model.info.lora.rank,
+            step=model.step,
+            seq=stream.done - 1,
+            pending=len(stream.pending),
+            latest_checkpoint=shown,
+        )
 
     async def run(self) -> None:
         """Drive the engine until this incarnation ends: raises Fenced or StorageFailed; returns after `drain`."""
-        raise NotImplementedError
+        self._main = asyncio.create_task(self._runner.run(), name="runner")
+        watch = asyncio.create_task(self._watch_fence(), name="fence")
+        tasks: set[asyncio.Future[None]] = {self._main, watch, self._context.ended}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._main.cancel()
+            watch.cancel()
+            await asyncio.gather(self._main, watch, return_exceptions=True)
+            await self._runner.snapshots.abandon()
+        for task in (self._main, watch):
+            failure = None if task.cancelled() else task.exception()
+            if isinstance(failure, Fenced | StorageFailed):
+                self._context.end(failure)
+            elif failure is not None:
+                self._context.end(StorageFailed(f"the session stopped on a defect: {failure!r}"))
+                raise failure
+        if self._context.ended.done():
+            self._context.ended.result()
+
+    async def _watch_fence(self) -> None:
+        """Notice a newer incarnation, or a failed journal, even while there is nothing to do."""
+        while True:
+            await self._context.journal.check_fence()
+            await asyncio.sleep(self._context.config.fence_interval)
 
     async def drain(self, timeout: float) -> None:
-        """Orderly shutdown within `timeout` seconds: finish or abandon the running operation, snapshot all models."""
-        raise NotImplementedError
+        """Orderly shutdown within `timeout` seconds: finish or abandon the running operation, snapshot all models.
+
+        What was accepted and did not run is run by the next incarnation. `run` returns.
+        """
+        self._runner.drain()
+        if self._main is None:
+            return
+        _, late = await asyncio.wait({self._main}, timeout=timeout)
+        if late:
+            log.warning("drain took too long: the running operation is left to the next incarnation", timeout=timeout)
+            self._main.cancel()
+            await asyncio.wait({self._main})

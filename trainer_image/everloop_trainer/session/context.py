@@ -1,0 +1,74 @@
+"""What the parts of a running session share: its facts, its ports, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from everloop_trainer.session.errors import Fenced, StorageFailed
+from everloop_trainer.session.history import History
+from everloop_trainer.session.ports import Journal, States
+from everloop_trainer.session.status import BaseModel, Incarnation
+
+SEED_BITS = 31
+
+
+def now() -> str:
+    """Wall-clock time as RFC 3339, for display only."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def draw_seed() -> int:
+    """A seed for an operation that came without one; journaled, so drawn once."""
+    return secrets.randbits(SEED_BITS)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """What a session is given at its start.
+
+    Attributes:
+        previous: the incarnation before this one, if the storage has had one.
+        replay_budget: seconds of engine time after which a model is snapshotted.
+        monotonic: a clock in seconds.
+        now: wall-clock time as RFC 3339.
+        draw_seed: seed of an operation that came without one.
+        fence_interval: seconds between readings of the fence while nothing else reads it.
+    """
+
+    incarnation: Incarnation
+    previous: Incarnation | None
+    lineage: str
+    base_model: BaseModel
+    max_models: int
+    max_rank: int
+    replay_budget: float
+    monotonic: Callable[[], float] = time.monotonic
+    now: Callable[[], str] = now
+    draw_seed: Callable[[], int] = draw_seed
+    fence_interval: float = 1.0
+
+
+@dataclass(slots=True)
+class Context:
+    """Shared by the parts of one running session; `ended` fails when this incarnation is over."""
+
+    config: SessionConfig
+    history: History
+    journal: Journal
+    states: States
+    ended: asyncio.Future[None]
+    storage_error: str = ""
+    replay_mismatches: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
+    """Models that could not be brought back, and why: their operations wait for a person."""
+
+    def end(self, failure: Fenced | StorageFailed) -> None:
+        """Nothing more may be acknowledged or delivered: stop everything."""
+        if not self.ended.done():
+            self.ended.set_exception(failure)
+            self.ended.exception()  # retrieved: whoever waits for anything is told

@@ -1,0 +1,223 @@
+"""Running one operation on an engine that holds its model at the operation before it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from everloop_trainer.session.admission import refuse_model, refuse_save
+from everloop_trainer.session.context import Context
+from everloop_trainer.session.errors import Category, EngineRefused
+from everloop_trainer.session.history import Model
+from everloop_trainer.session.identifiers import CREATION, sampling_session_id, session_of, tinker_path
+from everloop_trainer.session.operations import (
+    FROZEN,
+    CreateModel,
+    ForwardBackward,
+    OptimStep,
+    Refused,
+    Sample,
+    SaveWeights,
+    SaveWeightsForSampler,
+)
+from everloop_trainer.session.outcomes import JSON, PROTOBUF, ContentType
+from everloop_trainer.session.ports import (
+    Engine,
+    FrozenWeights,
+    Lora,
+    Manifest,
+    Parts,
+    Place,
+    Position,
+    StateKind,
+    Written,
+)
+from everloop_trainer.session.records import Result, Stored
+from everloop_trainer.session.streams import Entry
+from everloop_trainer.session.windows import untold_failure
+
+ALPHA = 32
+"""LoRA alpha of every adapter; the scale is alpha / rank (the hosted service's convention)."""
+SKIPPED = "skipped_no_gradients"
+"""Metric of an optim_step that found no gradients and changed nothing."""
+
+Ending = tuple[Result, bytes]
+
+
+def stands_on(entry: Entry, history_entries: dict[int, Entry]) -> Position:
+    """The newest record that the state before a model's operation follows from."""
+    before = history_entries.get(entry.seq - 1)
+    if before is None or before.ended is None:
+        return entry.accepted
+    return max(entry.accepted, before.ended.position)
+
+
+class Execution:
+    """Runs operations. Everything but the engine's state and stored checkpoints is left to the caller."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def run(self, engine: Engine, generation: int, entry: Entry) -> Ending:
+        """The result record of an operation and its body.
+
+        Raises:
+            ConnectionError, EOFError: the engine was lost; the operation did not happen.
+            Fenced, StorageFailed: this incarnation is over.
+        """
+        try:
+            return await self._run(engine, generation, entry)
+        except EngineRefused as refused:
+            return self._failed(entry, refused.error, refused.category)
+
+    async def _run(self, engine: Engine, generation: int, entry: Entry) -> Ending:
+        args = entry.args
+        if isinstance(args, Refused):
+            return self._failed(entry, args.error)
+        if isinstance(args, Sample):
+            return await self._sample(engine, entry, args)
+        if isinstance(args, CreateModel):
+            return await self._create(engine, entry, args)
+        model = self._context.history.models.get(entry.stream)
+        if model is None:
+            creation = self._context.history.streams[entry.stream].entries[CREATION].ended
+            reason = creation.result.error if creation is not None else None
+            return self._failed(entry, f"model_id: {entry.stream} was not created: {reason}")
+        match args:
+            case ForwardBackward():
+                request = await self._context.journal.read(entry.accepted)
+                answer = await engine.forward_backward(entry.stream, entry.seq, args.forward_only, request)
+                return self._succeeded(entry, answer, PROTOBUF)
+            case OptimStep():
+                return await self._optimize(engine, entry, args, model)
+            case SaveWeights():
+                return await self._save(engine, generation, entry, args, model, "weights")
+            case SaveWeightsForSampler():
+                return await self._save(engine, generation, entry, args, model, "sampler_weights")
+
+    async def _create(self, engine: Engine, entry: Entry, args: CreateModel) -> Ending:
+        config = self._context.config
+        models = len(self._context.history.models)
+        error = refuse_model(args, config.base_model, config.max_models, config.max_rank, models)
+        if error is not None:
+            return self._failed(entry, error)
+        assert args.seed is not None, "seeds are resolved at acceptance"
+        lora = Lora(args.rank, args.seed, args.train_mlp, args.train_attn, args.train_unembed)
+        await engine.init(entry.stream, lora)
+        return self._answered(entry, {"model_id": entry.stream, "type": "create_model"})
+
+    async def _optimize(self, engine: Engine, entry: Entry, args: OptimStep, model: Model) -> Ending:
+        failure = untold_failure(self._context.history.window(entry.stream), entry.accepted)
+        if failure is not None:
+            await engine.drop_gradients(entry.stream, entry.seq)
+            error = (
+                f"optim_step: operation {failure.seq} of this accumulation window failed and this step was sent "
+                "before its failure was delivered; nothing was changed and the accumulated gradients were dropped"
+            )
+            return self._failed(entry, error, gradients_dropped=True)
+        metrics = await engine.optim_step(entry.stream, entry.seq, args)
+        step = model.step if SKIPPED in metrics else model.step + 1
+        return self._answered(entry, {"metrics": metrics, "type": "optim_step"}, step=step)
+
+    async def _save(
+        self,
+        engine: Engine,
+        generation: int,
+        entry: Entry,
+        args: SaveWeights | SaveWeightsForSampler,
+        model: Model,
+        kind: StateKind,
+    ) -> Ending:
+        path = None if args.name is None else tinker_path(entry.stream, kind, args.name)
+        error = refuse_save(args, existing=path in self._context.history.checkpoints)
+        if error is not None:
+            return self._failed(entry, error)
+        states = self._context.states
+        manifest = await states.find(kind, entry.stream, entry.request_id)
+        if manifest is None:
+            place = states.place(kind, entry.stream, entry.seq, generation)
+            parts: Parts = "all" if isinstance(args, SaveWeights) else "weights"
+            written = await engine.write(entry.stream, entry.seq, place.path, parts)
+            manifest = self._manifest(entry, args, model, kind, place, written)
+            await states.commit(manifest)
+        stored = Stored(
+            "weights" if kind == "weights" else "sampler_weights",
+            manifest.key,
+            manifest.sha256,
+            manifest.size,
+            manifest.time,
+        )
+        answer: dict[str, Any] = {"path": path, "type": args.KIND}
+        if path is None and isinstance(args, SaveWeightsForSampler) and args.sampling_session_seq_id is not None:
+            sampler = sampling_session_id(session_of(entry.stream), args.sampling_session_seq_id)
+            answer = {"sampling_session_id": sampler, "type": args.KIND}
+        return self._answered(entry, answer, stored=stored)
+
+    def _manifest(
+        self,
+        entry: Entry,
+        args: SaveWeights | SaveWeightsForSampler,
+        model: Model,
+        kind: StateKind,
+        place: Place,
+        written: Written,
+    ) -> Manifest:
+        config = self._context.config
+        return Manifest(
+            kind=kind,
+            key=place.key,
+            model=entry.stream,
+            operation=entry.request_id,
+            seq=entry.seq,
+            step=model.step,
+            stands_on=stands_on(entry, self._context.history.streams[entry.stream].entries),
+            base_model=config.base_model,
+            lora=model.info.lora,
+            alpha=ALPHA,
+            sha256=written.sha256,
+            size=written.size,
+            time=config.now(),
+            name=args.name,
+            ttl_seconds=args.ttl_seconds,
+            user_metadata=args.user_metadata,
+        )
+
+    async def _sample(self, engine: Engine, entry: Entry, args: Sample) -> Ending:
+        if args.weights is None:
+            return self._succeeded(entry, await engine.sample(None, args), PROTOBUF)
+        checkpoint = self._context.history.frozen.get(args.weights) if args.weights.startswith(FROZEN) else None
+        if checkpoint is None:
+            return self._failed(entry, f"sampling_session_id: no weights are stored here for {args.weights!r}")
+        stored = checkpoint.stored
+        weights = FrozenWeights(
+            self._context.states.path(stored.kind, checkpoint.model_id, stored.key),
+            stored.sha256,
+            self._context.history.models[checkpoint.model_id].info.lora,
+        )
+        return self._succeeded(entry, await engine.sample(weights, args), PROTOBUF)
+
+    def _answered(
+        self, entry: Entry, answer: dict[str, Any], *, step: int | None = None, stored: Stored | None = None
+    ) -> Ending:
+        return self._succeeded(entry, json.dumps(answer, separators=(",", ":")).encode(), JSON, step, stored)
+
+    def _succeeded(
+        self,
+        entry: Entry,
+        body: bytes,
+        content_type: ContentType,
+        step: int | None = None,
+        stored: Stored | None = None,
+    ) -> Ending:
+        step = self._step(entry) if step is None else step
+        return Result(entry.stream, entry.seq, True, content_type, step, stored=stored), body
+
+    def _failed(
+        self, entry: Entry, error: str, category: Category = "user", *, gradients_dropped: bool = False
+    ) -> Ending:
+        step = self._step(entry)
+        return Result(entry.stream, entry.seq, False, JSON, step, error, category, gradients_dropped), b""
+
+    def _step(self, entry: Entry) -> int:
+        model = self._context.history.models.get(entry.stream)
+        return model.step if model is not None else 0

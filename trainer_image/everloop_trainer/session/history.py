@@ -1,0 +1,174 @@
+"""The session's facts, folded from the records of the journal: by the same code at recovery and while serving. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from everloop_trainer.session.identifiers import (
+    CREATION,
+    request_id,
+    sampling_session_id,
+    session_of,
+    split_request_id,
+    storage_id,
+    tinker_path,
+)
+from everloop_trainer.session.operations import FROZEN, CreateModel, SaveWeights, SaveWeightsForSampler
+from everloop_trainer.session.ports import Lora, Position
+from everloop_trainer.session.records import Accept, Deliver, Open, Record, Result, Stored, Try
+from everloop_trainer.session.streams import Ended, Entry, Stream
+from everloop_trainer.session.windows import Finished, closes_window
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that exists (its creation succeeded)."""
+
+    model_id: str
+    base_model: str
+    lora: Lora
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerInfo:
+    """A sampling session that a save_weights_for_sampler of this session made.
+
+    `weights` is a `frozen:` name; `kind` is `snapshot` or `inflight`.
+    """
+
+    sampling_session_id: str
+    model_id: str
+    kind: str
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights that a save operation stored. `name` is None for those frozen for a sampling session."""
+
+    model_id: str
+    name: str | None
+    step: int
+    stored: Stored
+
+    @property
+    def frozen(self) -> str:
+        """The `frozen:` name, which means this file for ever."""
+        return f"{FROZEN}{storage_id(self.model_id)}/{self.stored.key}"
+
+    @property
+    def path(self) -> str | None:
+        """The tinker path, for a named one."""
+        return None if self.name is None else tinker_path(self.model_id, self.stored.kind, self.name)
+
+
+@dataclass(slots=True)
+class Model:
+    """What is known of one model: optimizer steps applied, and the numbers of its open accumulation window."""
+
+    info: ModelInfo
+    step: int = 0
+    window: list[int] = field(default_factory=list)
+    latest_checkpoint: Checkpoint | None = None
+
+
+class History:
+    """Streams, models, samplers and checkpoints as the records say they are."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Stream] = {}
+        self.models: dict[str, Model] = {}
+        self.samplers: dict[str, SamplerInfo] = {}
+        self.checkpoints: dict[str, Checkpoint] = {}
+        """By tinker path: the newest of that name."""
+        self.frozen: dict[str, Checkpoint] = {}
+        """By `frozen:` name."""
+        self._inflight: dict[str, str] = {}
+
+    def apply(self, record: Record, position: Position, *, durable: bool = True) -> None:
+        """Take in one record, in the order of the history.
+
+        Raises:
+            ValueError: the record contradicts those before it.
+        """
+        match record:
+            case Accept():
+                stream = self.streams.setdefault(record.stream, Stream(record.stream))
+                stream.accept(Entry(record.stream, record.seq, record.args, position, durable))
+            case Result():
+                stream = self._stream(record.stream, record.seq)
+                entry = stream.end(record.seq, Ended(record, position))
+                self._take_effect(entry, record)
+            case Deliver():
+                entry = self._stream(record.stream, record.seq).entries[record.seq]
+                if entry.delivered is None:
+                    entry.delivered = position
+            case Open() | Try():
+                pass
+
+    def _stream(self, name: str, seq: int) -> Stream:
+        stream = self.streams.get(name)
+        if stream is None or seq not in stream.entries:
+            raise ValueError(f"{request_id(name, seq)} has a record but was never accepted")
+        return stream
+
+    def entry(self, request: str) -> Entry | None:
+        """The accepted operation of a request id."""
+        parts = split_request_id(request)
+        stream = self.streams.get(parts[0]) if parts else None
+        return stream.entries.get(parts[1]) if parts and stream else None
+
+    def _take_effect(self, entry: Entry, result: Result) -> None:
+        args = entry.args
+        if isinstance(args, CreateModel) and result.ok and entry.seq == CREATION:
+            if args.seed is None:
+                raise ValueError(f"{entry.request_id} was accepted without a seed")
+            lora = Lora(args.rank, args.seed, args.train_mlp, args.train_attn, args.train_unembed)
+            self.models[entry.stream] = Model(ModelInfo(entry.stream, args.base_model, lora))
+        model = self.models.get(entry.stream)
+        if model is None:
+            return
+        model.step = result.step
+        model.window.append(entry.seq)
+        if closes_window(_finished(entry, result)):
+            model.window.clear()
+        if result.stored is not None:
+            self._take_checkpoint(model, entry, result.stored)
+
+    def _take_checkpoint(self, model: Model, entry: Entry, stored: Stored) -> None:
+        args = entry.args
+        if not isinstance(args, SaveWeights | SaveWeightsForSampler):
+            raise ValueError(f"{entry.request_id} stored weights but is a {args.KIND}")
+        checkpoint = Checkpoint(entry.stream, args.name, model.step, stored)
+        self.frozen[checkpoint.frozen] = checkpoint
+        if checkpoint.path is not None:
+            self.checkpoints[checkpoint.path] = checkpoint
+            model.latest_checkpoint = checkpoint
+        if not isinstance(args, SaveWeightsForSampler):
+            return
+        if args.kind == "inflight":
+            self._inflight[entry.stream] = checkpoint.frozen
+        if args.sampling_session_seq_id is not None:
+            sampler = sampling_session_id(session_of(entry.stream), args.sampling_session_seq_id)
+            self.samplers[sampler] = SamplerInfo(sampler, entry.stream, args.kind, checkpoint.frozen)
+
+    def weights_of_sampler(self, sampler: str) -> str | None:
+        """The `frozen:` name that a sample accepted now uses: an inflight session follows newer inflight saves."""
+        info = self.samplers.get(sampler)
+        if info is None:
+            return None
+        return self._inflight[info.model_id] if info.kind == "inflight" else info.weights
+
+    def window(self, model_id: str) -> list[Finished]:
+        """The finished operations of a model's open accumulation window, in order."""
+        entries = self.streams[model_id].entries
+        window = [entries[seq] for seq in self.models[model_id].window]
+        return [_finished(entry, entry.ended.result) for entry in window if entry.ended is not None]
+
+    def unfinished(self) -> int:
+        """How many accepted operations have no result."""
+        return sum(len(stream.pending) for stream in self.streams.values())
+
+
+def _finished(entry: Entry, result: Result) -> Finished:
+    return Finished(entry.seq, entry.args, result.ok, result.gradients_dropped, entry.delivered)

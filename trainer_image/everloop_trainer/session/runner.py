@@ -1,0 +1,222 @@
+"""Driving the engine: get one, bring the models back, run one operation at a time; and again when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from everloop_trainer.session.context import Context
+from everloop_trainer.session.execution import Execution
+from everloop_trainer.session.identifiers import storage_id
+from everloop_trainer.session.operations import OptimStep
+from everloop_trainer.session.ports import Engine, EngineSource
+from everloop_trainer.session.records import Try
+from everloop_trainer.session.recovery import changes_state
+from everloop_trainer.session.restoring import Restored, Restoring
+from everloop_trainer.session.snapshotting import Snapshotting
+from everloop_trainer.session.status import Reason, Recovery, State
+from everloop_trainer.session.streams import Entry
+
+FIRST_DELAY = 0.02
+LONGEST_DELAY = 1.0
+LOST = (ConnectionError, EOFError)
+log = structlog.get_logger(__name__)
+
+
+class Runner:
+    """Runs accepted operations in turn: round robin over the streams, in order within a model.
+
+    Args:
+        context: shared with the service.
+        source: where engines come from.
+        finished: called with each operation whose result is durable.
+    """
+
+    def __init__(self, context: Context, source: EngineSource, finished: Callable[[Entry], None]) -> None:
+        self._context = context
+        self._source = source
+        self._finished = finished
+        self._execution = Execution(context)
+        self._restoring = Restoring(context)
+        self.snapshots = Snapshotting(context)
+        self._turns = {stream.name: None for stream in context.history.streams.values() if stream.pending}
+        self._recovering = bool(context.history.streams)
+        self._since = context.config.monotonic()
+        self._generation = 0
+        self._wake = asyncio.Event()
+        self._draining = False
+        self._served = False
+        self.engine: Engine | None = None
+        self.running: Entry | None = None
+        self.recoveries: list[Recovery] = []
+
+    @property
+    def generation(self) -> int:
+        """How many engines this incarnation has had."""
+        return self._generation
+
+    @property
+    def state(self) -> State:
+        """See SessionStatus."""
+        if self.engine is not None:
+            return "Serving"
+        return "Recovering" if self._recovering or self._generation else "Starting"
+
+    def offer(self, stream: str) -> None:
+        """A stream has an operation that may run."""
+        self._turns.setdefault(stream)
+        self._wake.set()
+
+    def drain(self) -> None:
+        """Start nothing new: finish the running operation, snapshot every model, and end `run`."""
+        self._draining = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run until drained. Raises Fenced or StorageFailed."""
+        while (engine := await self._connect()) is not None:
+            try:
+                await self._recover(engine)
+                self.engine, self._served = engine, True
+                await self._serve(engine)
+                await self.snapshots.take_all(engine, self._generation)
+                return
+            except LOST as error:
+                self._lost(engine, error)
+            finally:
+                self.engine = None
+                await engine.close()
+
+    def _lost(self, engine: Engine, error: BaseException) -> None:
+        during = self.running.request_id if self.running is not None else None
+        log.warning("engine lost", pid=engine.pid, generation=self._generation, during=during, error=str(error))
+        if self.engine is not None:  # losing another one while recovering does not start the clock anew
+            self._since = self._context.config.monotonic()
+        self._recovering = True
+        self.running = None
+
+    async def _connect(self) -> Engine | None:
+        """The next engine, or None once drained."""
+        delay = FIRST_DELAY
+        while not self._draining:
+            try:
+                engine = await self._source.connect()
+            except (OSError, EOFError) as error:
+                log.debug("no engine yet", error=str(error))
+                await self._pause(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
+                continue
+            self._generation += 1
+            log.info("engine connected", pid=engine.pid, generation=self._generation)
+            return engine
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not once drained: operations that arrive meanwhile need no haste."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._draining:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _recover(self, engine: Engine) -> None:
+        """Bring every model back, and report it if there was something to recover."""
+        restored = []
+        for model in list(self._context.history.models.values()):
+            done = await self._restoring.restore(engine, model)
+            if done is not None:
+                restored.append(done)
+                self.snapshots.restored(done.model_id, done.seconds)
+        if self._recovering:
+            self._report(restored)
+        self._recovering = False
+        for name, stream in self._context.history.streams.items():
+            if stream.pending:
+                self._turns.setdefault(name)
+
+    def _report(self, restored: list[Restored]) -> None:
+        config = self._context.config
+        incarnation, previous = config.incarnation, config.previous
+        reason: Reason = "EngineLost"
+        if previous is not None and not self._served:
+            reason = "ServerRestarted" if previous.pod_uid == incarnation.pod_uid else "PodReplaced"
+        recovery = Recovery(
+            id=f"a{incarnation.attempt}-b{incarnation.boot}-e{self._generation}",
+            reason=reason,
+            resumed_from=",".join(f"{storage_id(model.model_id)}:{model.resumed_from}" for model in restored),
+            replayed_operations=sum(model.replayed for model in restored),
+            lost_operations=self._lost_operations(),
+            seconds=config.monotonic() - self._since,
+            time=config.now(),
+        )
+        self.recoveries.append(recovery)
+        log.info(
+            "recovered",
+            id=recovery.id,
+            reason=reason,
+            resumed_from=recovery.resumed_from,
+            replayed=recovery.replayed_operations,
+            lost=recovery.lost_operations,
+            seconds=round(recovery.seconds, 3),
+        )
+
+    def _lost_operations(self) -> int:
+        """Accepted operations that have no result and cannot be run: those of models that could not be restored."""
+        return sum(len(self._context.history.streams[model].pending) for model in self._context.broken)
+
+    async def _serve(self, engine: Engine) -> None:
+        """Run operations until drained. Raises ConnectionError or EOFError when the engine is lost."""
+        lost = asyncio.create_task(engine.wait_lost(), name="engine lost")
+        try:
+            while not self._draining:
+                self._wake.clear()
+                entry = self._next()
+                if entry is not None:
+                    await self._run_one(engine, entry)
+                    continue
+                offered = asyncio.create_task(self._wake.wait(), name="operation offered")
+                await asyncio.wait({offered, lost}, return_when=asyncio.FIRST_COMPLETED)
+                offered.cancel()
+                if lost.done():
+                    raise ConnectionError("the engine closed its connection")
+        finally:
+            lost.cancel()
+
+    def _next(self) -> Entry | None:
+        """The operation whose turn it is; its stream goes to the end of the round."""
+        for name in list(self._turns):
+            stream = self._context.history.streams[name]
+            if not stream.pending or name in self._context.broken:
+                del self._turns[name]
+                continue
+            entry = stream.ready()
+            if entry is not None:
+                del self._turns[name]
+                self._turns[name] = None
+                return entry
+        return None
+
+    async def _run_one(self, engine: Engine, entry: Entry) -> None:
+        """Run an operation and make its result durable before anything else happens.
+
+        A snapshot may follow only then: one that holds an operation without a result would make it count twice.
+        """
+        context = self._context
+        await asyncio.shield(context.journal.note(Try(entry.stream, entry.seq, engine.pid)))
+        self.running = entry
+        started = context.config.monotonic()
+        result, body = await self._execution.run(engine, self._generation, entry)
+        seconds = context.config.monotonic() - started
+        position, durable = context.journal.append(result, body)
+        await asyncio.shield(durable)
+        context.history.apply(result, position)
+        self.running = None
+        self._finished(entry)
+        if changes_state(entry):
+            self.snapshots.worked(entry.stream, seconds)
+        if isinstance(entry.args, OptimStep) and entry.stream in context.history.models:
+            await self.snapshots.take_if_due(engine, self._generation, entry.stream)

@@ -1,0 +1,125 @@
+"""Snapshots in the background, often enough that the replay after a loss stays within its budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import structlog
+
+from everloop_trainer.session.context import Context
+from everloop_trainer.session.errors import EngineRefused, Fenced, StorageFailed
+from everloop_trainer.session.execution import ALPHA
+from everloop_trainer.session.history import Model
+from everloop_trainer.session.identifiers import request_id
+from everloop_trainer.session.ports import Engine, Manifest, Place, Position, Written
+
+log = structlog.get_logger(__name__)
+
+
+class Snapshotting:
+    """Counts each model's engine seconds since its last durable snapshot, and takes the next one when it is due."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._seconds: dict[str, float] = {}
+        self._taken: dict[str, tuple[int, int]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.last_time = ""
+
+    def worked(self, model_id: str, seconds: float) -> None:
+        """The engine spent this long on an operation that changes the model."""
+        self._seconds[model_id] = self._seconds.get(model_id, 0.0) + seconds
+
+    def restored(self, model_id: str, seconds: float) -> None:
+        """A new engine holds the model; bringing it there took this long."""
+        self._seconds[model_id] = seconds
+
+    async def take_if_due(self, engine: Engine, generation: int, model_id: str) -> None:
+        """To be called at a step boundary. Raises ConnectionError or EOFError if the engine is lost."""
+        if self._seconds.get(model_id, 0.0) > self._context.config.replay_budget and model_id not in self._tasks:
+            await self._take(engine, generation, self._context.history.models[model_id])
+
+    async def take_all(self, engine: Engine, generation: int) -> None:
+        """Snapshot every model that changed since its last one, and wait until all are durable."""
+        await self._settle()
+        for model in self._context.history.models.values():
+            if model.info.model_id not in self._context.broken:
+                await self._take(engine, generation, model)
+        await self._settle()
+
+    async def abandon(self) -> None:
+        """Stop what is still under way: without its manifest it does not count."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _settle(self) -> None:
+        await asyncio.gather(*self._tasks.values())
+
+    async def _take(self, engine: Engine, generation: int, model: Model) -> None:
+        model_id = model.info.model_id
+        stream = self._context.history.streams[model_id]
+        last = stream.entries[stream.done - 1]
+        assert last.ended is not None, "what lies below `done` has ended"
+        if self._taken.get(model_id) == (generation, last.seq):
+            return
+        self._taken[model_id] = (generation, last.seq)
+        place = self._context.states.place("snapshots", model_id, last.seq, generation)
+        try:
+            writing = await engine.snapshot(model_id, last.seq, place.path)
+        except EngineRefused as refused:
+            self._complain(model_id, refused.error)
+            return
+        covered = self._seconds.get(model_id, 0.0)
+        finishing = self._finish(model, place, last.seq, model.step, last.ended.position, writing, covered)
+        task = asyncio.create_task(finishing, name=f"snapshot of {model_id}")
+        self._tasks[model_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(model_id, None))
+
+    async def _finish(
+        self,
+        model: Model,
+        place: Place,
+        seq: int,
+        step: int,
+        stands_on: Position,
+        writing: Awaitable[Written],
+        covered: float,
+    ) -> None:
+        config, model_id = self._context.config, model.info.model_id
+        try:
+            written = await writing
+            manifest = Manifest(
+                kind="snapshots",
+                key=place.key,
+                model=model_id,
+                operation=request_id(model_id, seq),
+                seq=seq,
+                step=step,
+                stands_on=stands_on,
+                base_model=config.base_model,
+                lora=model.info.lora,
+                alpha=ALPHA,
+                sha256=written.sha256,
+                size=written.size,
+                time=config.now(),
+            )
+            await self._context.states.commit(manifest)
+            self._seconds[model_id] = max(0.0, self._seconds.get(model_id, 0.0) - covered)
+            self.last_time = manifest.time
+            self._context.storage_error = ""
+            log.info("snapshot stored", model=model_id, seq=seq, step=step, bytes=written.size)
+            await self._context.states.retain(model_id)
+        except EngineRefused as refused:
+            self._complain(model_id, refused.error)
+        except (ConnectionError, EOFError):
+            log.warning("snapshot lost with its engine", model=model_id, seq=seq)
+        except (Fenced, StorageFailed) as failure:
+            self._context.end(failure)
+
+    def _complain(self, model_id: str, error: str) -> None:
+        """A snapshot that failed costs replay time only; the next step boundary tries again."""
+        log.error("snapshot failed", model=model_id, error=error)
+        self._context.storage_error = f"snapshot of {model_id}: {error}"

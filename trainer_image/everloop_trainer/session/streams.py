@@ -1,0 +1,97 @@
+"""Streams of numbered operations: what was accepted, what may run next, what has ended. Pure bookkeeping.
+
+A model's stream is ordered: one operation at a time, in number order from its creation (0) on; what arrives early
+waits. A sampling session's stream is unordered: its operations run as they were accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from everloop_trainer.session.identifiers import is_model, request_id
+from everloop_trainer.session.operations import Arguments, Sample
+from everloop_trainer.session.ports import Position
+from everloop_trainer.session.records import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an operation ended, and the position of the record whose body is the result."""
+
+    result: Result
+    position: Position
+
+
+@dataclass(slots=True)
+class Entry:
+    """One accepted operation. `durable` once its accept record was flushed and the fence read."""
+
+    stream: str
+    seq: int
+    args: Arguments
+    accepted: Position
+    durable: bool
+    ended: Ended | None = None
+    delivered: Position | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The id that the client polls."""
+        return request_id(self.stream, self.seq)
+
+
+@dataclass(slots=True)
+class Stream:
+    """The operations of one model or sampling session.
+
+    Attributes:
+        entries: every accepted operation by number.
+        pending: those without a result, in the order of their acceptance.
+        done: in an ordered stream, every number below this one has ended.
+    """
+
+    name: str
+    entries: dict[int, Entry] = field(default_factory=dict)
+    pending: dict[int, Entry] = field(default_factory=dict)
+    done: int = 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether operations run in number order."""
+        return is_model(self.name)
+
+    def accept(self, entry: Entry) -> None:
+        """Take in an operation. Raises ValueError if its number was taken before."""
+        if entry.seq in self.entries:
+            raise ValueError(f"{entry.request_id} was accepted twice")
+        self.entries[entry.seq] = entry
+        self.pending[entry.seq] = entry
+
+    def ready(self) -> Entry | None:
+        """The operation that runs next, or None if none may."""
+        entry = self.pending.get(self.done) if self.ordered else next(iter(self.pending.values()), None)
+        return entry if entry is not None and entry.durable else None
+
+    def missing(self) -> int | None:
+        """The number that pending operations of an ordered stream wait for because it was not accepted yet."""
+        return self.done if self.ordered and self.pending and self.done not in self.pending else None
+
+    def end(self, seq: int, ended: Ended) -> Entry:
+        """Take in a result. Raises ValueError if the operation was not the one to end."""
+        entry = self.pending.pop(seq, None)
+        if entry is None:
+            raise ValueError(f"{request_id(self.name, seq)} has a result but was not pending")
+        if self.ordered:
+            if seq != self.done:
+                raise ValueError(f"{entry.request_id} ended before number {self.done} of its stream")
+            self.done = seq + 1
+        entry.ended = ended
+        if isinstance(entry.args, Sample):
+            entry.args = replace(entry.args, prompt=())  # prompts are long, and nothing asks for them again
+        return entry
+
+    def finished(self, after: int = -1) -> Iterator[Entry]:
+        """Ended operations of an ordered stream with numbers above `after`, in order."""
+        for seq in range(after + 1, self.done):
+            yield self.entries[seq]

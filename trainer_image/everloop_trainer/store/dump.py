@@ -1,0 +1,35 @@
+"""The history as plain values, for people and tests. Claims nothing and writes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from everloop_trainer.session.records import to_header
+from everloop_trainer.store.epochs import newest_epoch
+from everloop_trainer.store.files import PosixFiles
+from everloop_trainer.store.sealed import records, seal
+
+
+def dump(root: Path) -> Iterator[dict[str, Any]]:
+    """Every record that counts, in order, of the session stored under `root`.
+
+    Each is the record's header with `incarnation`, `offset` and `body: {bytes, sha256}` (absent when empty). The
+    journal of the newest incarnation is shown up to its last whole record.
+
+    Raises:
+        FileNotFoundError: nothing is stored there.
+        JournalDamaged: names file and offset.
+    """
+    files = PosixFiles(root)
+    newest = newest_epoch(files)
+    if newest is None:
+        raise FileNotFoundError(f"{root} holds no session")
+    for found in records(files, seal(files, newest.number)):
+        shown: dict[str, Any] = {"incarnation": found.position.incarnation, "offset": found.position.offset}
+        shown |= to_header(found.record)
+        if found.body:
+            shown["body"] = {"bytes": len(found.body), "sha256": hashlib.sha256(found.body).hexdigest()}
+        yield shown

@@ -1,0 +1,126 @@
+"""Taking over a session's storage: identity, claim, sealing of the history, first record."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from everloop_trainer.session.errors import JournalDamaged, StorageFailed, StorageMismatch
+from everloop_trainer.session.ports import Position
+from everloop_trainer.session.records import Open, Record, Seal
+from everloop_trainer.session.status import BaseModel, Incarnation
+from everloop_trainer.store import layout
+from everloop_trainer.store.epochs import claim
+from everloop_trainer.store.files import Files
+from everloop_trainer.store.journal import JournalWriter
+from everloop_trainer.store.sealed import records, seal
+from everloop_trainer.store.states import StoredStates
+
+STRICT = ConfigDict(extra="forbid")
+log = structlog.get_logger(__name__)
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class _BaseFile:
+    name: str
+    revision: str
+    manifestSHA256: str  # noqa: N815 - the key in the file
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class _IdentityFile:
+    format: Literal[1]
+    namespace: str
+    name: str
+    lineage: str
+    baseModel: _BaseFile  # noqa: N815 - the key in the file
+
+
+_IDENTITY = TypeAdapter(_IdentityFile)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who wants to serve the session."""
+
+    namespace: str
+    name: str
+    base_model: BaseModel
+    attempt: int
+    pod_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """Storage that this process owns until a newer incarnation claims it. `history` has no bodies."""
+
+    incarnation: Incarnation
+    previous: Incarnation | None
+    lineage: str
+    journal: JournalWriter
+    states: StoredStates
+    history: list[tuple[Position, Record]]
+
+
+async def open_store(files: Files, claimant: Claimant, time: str) -> OpenedStore:
+    """Claim the storage, read and seal its history, and open a journal of our own. `time` is RFC 3339.
+
+    Raises:
+        Fenced: another pod owns the storage, or claimed it meanwhile.
+        StorageMismatch: it holds another base model.
+        JournalDamaged: names file and offset.
+        StorageFailed: the storage failed.
+    """
+    try:
+        lineage = await asyncio.to_thread(_adopt, files, claimant)
+        incarnation, previous = await asyncio.to_thread(claim, files, claimant.attempt, claimant.pod_uid, time)
+        seals = await asyncio.to_thread(seal, files, incarnation.number - 1)
+        history = await asyncio.to_thread(_read, files, seals)
+    except OSError as error:
+        raise StorageFailed(str(error)) from error
+    for sealed in seals:
+        log.info("predecessor sealed", incarnation=sealed.incarnation, length=sealed.length)
+    journal = JournalWriter(files, incarnation.number, {sealed.incarnation: sealed.length for sealed in seals})
+    opening = Open(incarnation.number, incarnation.attempt, incarnation.boot, incarnation.pod_uid, seals, time)
+    try:
+        await journal.append(opening)[1]
+    except BaseException:
+        await journal.close()
+        raise
+    return OpenedStore(incarnation, previous, lineage, journal, StoredStates(files, journal), history)
+
+
+def _read(files: Files, seals: tuple[Seal, ...]) -> list[tuple[Position, Record]]:
+    return [(found.position, found.record) for found in records(files, seals)]
+
+
+def _adopt(files: Files, claimant: Claimant) -> str:
+    """Create the session's identity, or find it and check the base model; returns the lineage."""
+    base = claimant.base_model
+    mine = _BaseFile(base.name, base.revision, base.manifest_sha256)
+    new = _IdentityFile(1, claimant.namespace, claimant.name, str(uuid.uuid4()), mine)
+    try:
+        files.create(layout.IDENTITY, _IDENTITY.dump_json(new, indent=2))
+    except FileExistsError:
+        with files.open_read(layout.IDENTITY) as file:
+            content = file.read()
+        try:
+            found = _IDENTITY.validate_json(content, strict=True)
+        except ValidationError as error:
+            raise JournalDamaged(f"{layout.IDENTITY}: {error.errors()[0]['msg']}") from error
+        if found.baseModel != mine:
+            raise StorageMismatch(
+                f"the storage holds a session of base model {found.baseModel.name!r} revision "
+                f"{found.baseModel.revision!r} ({found.baseModel.manifestSHA256}), not {mine.name!r} "
+                f"revision {mine.revision!r} ({mine.manifestSHA256})"
+            ) from None
+        return found.lineage
+    log.info("storage created", lineage=new.lineage)
+    return new.lineage

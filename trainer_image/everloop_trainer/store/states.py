@@ -1,0 +1,208 @@
+"""Stored model states: the data first, written by an engine, then the manifest that makes it count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import structlog
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from everloop_trainer.session.errors import StorageFailed
+from everloop_trainer.session.identifiers import storage_id
+from everloop_trainer.session.ports import Lora, Manifest, Place, Position, StateKind
+from everloop_trainer.session.status import BaseModel
+from everloop_trainer.store import layout
+from everloop_trainer.store.files import Files
+from everloop_trainer.store.journal import JournalWriter
+
+RETAINED_SNAPSHOTS = 2
+STRICT = ConfigDict(extra="forbid")
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class _BaseFile:
+    name: str
+    revision: str
+    manifestSHA256: str  # noqa: N815 - the key in the file
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class _DataFile:
+    name: Literal["state.safetensors"]
+    sha256: str
+    bytes: int
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class _ManifestFile:
+    format: Literal[1]
+    kind: StateKind
+    model_id: str
+    operation: str
+    seq: int
+    step: int
+    incarnation: int
+    journal_offset: int
+    base_model: _BaseFile
+    lora: Lora
+    alpha: int
+    file: _DataFile
+    time: str
+    name: str | None = None
+    ttl_seconds: int | None = None
+    user_metadata: dict[str, Any] | None = None
+
+
+_MANIFEST = TypeAdapter(_ManifestFile)
+
+
+class StoredStates:
+    """session.ports.States under a session's root."""
+
+    def __init__(self, files: Files, journal: JournalWriter) -> None:
+        self._files = files
+        self._journal = journal
+
+    def place(self, kind: StateKind, model: str, seq: int, generation: int) -> Place:
+        """See session.ports.States. A lost engine may still be writing, so each engine has places of its own."""
+        again = f".{generation}" if generation > 1 else ""
+        key = f"{self._journal.number}-{seq}{again}"
+        return Place(key, self.path(kind, model, key))
+
+    def path(self, kind: StateKind, model: str, key: str) -> str:
+        """See session.ports.States."""
+        return self._files.absolute(f"{layout.state(storage_id(model), kind, key)}/{layout.STATE}")
+
+    async def commit(self, manifest: Manifest) -> None:
+        """See session.ports.States."""
+        await self._journal.check_fence()
+        directory = layout.state(storage_id(manifest.model), manifest.kind, manifest.key)
+        content = _to_json(manifest)
+        await self._io(lambda: self._files.create(f"{directory}/{layout.MANIFEST}", content))
+
+    async def snapshots(self, model: str) -> list[Manifest]:
+        """See session.ports.States."""
+        found = await self._io(lambda: self._counting("snapshots", model))
+        return sorted(found, key=lambda manifest: (manifest.seq, _writer(manifest.key)), reverse=True)
+
+    async def find(self, kind: StateKind, model: str, operation: str) -> Manifest | None:
+        """See session.ports.States."""
+        for manifest in await self._io(lambda: self._counting(kind, model)):
+            if manifest.operation == operation and await self.intact(manifest):
+                return manifest
+        return None
+
+    async def intact(self, manifest: Manifest) -> bool:
+        """See session.ports.States."""
+        path = f"{layout.state(storage_id(manifest.model), manifest.kind, manifest.key)}/{layout.STATE}"
+
+        def check() -> bool:
+            return self._files.exists(path) and self._files.sha256(path) == (manifest.sha256, manifest.size)
+
+        intact = await self._io(check)
+        if not intact:
+            log.error("stored state is not what its manifest says", path=path)
+        return intact
+
+    async def retain(self, model: str) -> None:
+        """See session.ports.States. What older incarnations left unfinished goes too."""
+        kept = {manifest.key for manifest in (await self.snapshots(model))[:RETAINED_SNAPSHOTS]}
+        directory = layout.states(storage_id(model), "snapshots")
+        for key in await self._io(lambda: self._files.list(directory)):
+            own = _writer(key) == self._journal.number
+            if key in kept or (own and not await self._has_manifest(directory, key)):
+                continue
+            await self._journal.check_fence()
+            await self._delete(f"{directory}/{key}")
+
+    async def _has_manifest(self, directory: str, key: str) -> bool:
+        return await self._io(lambda: self._files.exists(f"{directory}/{key}/{layout.MANIFEST}"))
+
+    async def _delete(self, directory: str) -> None:
+        await self._io(lambda: self._files.delete(directory))
+        log.info("old snapshot deleted", path=directory)
+
+    def _counting(self, kind: StateKind, model: str) -> list[Manifest]:
+        directory = layout.states(storage_id(model), kind)
+        counting = []
+        for key in self._files.list(directory):
+            path = f"{directory}/{key}/{layout.MANIFEST}"
+            if not self._files.exists(path):
+                continue
+            with self._files.open_read(path) as file:
+                manifest = _from_json(file.read(), key, path)
+            if manifest is not None and manifest.model == model and self._journal.counts(manifest.stands_on):
+                counting.append(manifest)
+        return counting
+
+    async def _io(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except OSError as error:
+            raise StorageFailed(str(error)) from error
+
+
+def _writer(key: str) -> int:
+    """The incarnation that a key names; 0 for a name that is no key."""
+    number = key.partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _to_json(manifest: Manifest) -> bytes:
+    base = manifest.base_model
+    return _MANIFEST.dump_json(
+        _ManifestFile(
+            format=1,
+            kind=manifest.kind,
+            model_id=manifest.model,
+            operation=manifest.operation,
+            seq=manifest.seq,
+            step=manifest.step,
+            incarnation=manifest.stands_on.incarnation,
+            journal_offset=manifest.stands_on.offset,
+            base_model=_BaseFile(base.name, base.revision, base.manifest_sha256),
+            lora=manifest.lora,
+            alpha=manifest.alpha,
+            file=_DataFile("state.safetensors", manifest.sha256, manifest.size),
+            time=manifest.time,
+            name=manifest.name,
+            ttl_seconds=manifest.ttl_seconds,
+            user_metadata=manifest.user_metadata,
+        ),
+        indent=2,
+    )
+
+
+def _from_json(content: bytes, key: str, path: str) -> Manifest | None:
+    """The manifest, or None if it cannot be read: then the state does not count, and replay does without."""
+    try:
+        found = _MANIFEST.validate_json(content, strict=True)
+    except ValidationError as error:
+        log.error("manifest cannot be read", path=path, error=error.errors()[0]["msg"])
+        return None
+    return Manifest(
+        kind=found.kind,
+        key=key,
+        model=found.model_id,
+        operation=found.operation,
+        seq=found.seq,
+        step=found.step,
+        stands_on=Position(found.incarnation, found.journal_offset),
+        base_model=BaseModel(found.base_model.name, found.base_model.revision, found.base_model.manifestSHA256),
+        lora=found.lora,
+        alpha=found.alpha,
+        sha256=found.file.sha256,
+        size=found.file.bytes,
+        time=found.time,
+        name=found.name,
+        ttl_seconds=found.ttl_seconds,
+        user_metadata=found.user_metadata,
+    )
