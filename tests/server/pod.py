@@ -99,6 +99,11 @@ class Pod:
         self.container.wait()
         eventually(lambda: not any(alive(pid) for pid in tree), "every process of the pod ended", 10)
 
+    def end(self) -> None:
+        """Leaves no process behind."""
+        if self._container is not None and self._container.poll() is None:
+            self.kill()
+
     def stop(self) -> int:
         """SIGTERM, as the kubelet does; returns the exit code."""
         self.container.terminate()

@@ -32,6 +32,7 @@ class Stub:
     def __init__(self, pod: Pod, client_config: dict[str, Any]) -> None:
         self.pod = pod
         self.client_config = client_config
+        self.url = ""
         self.sessions = 0
         self.samplers: dict[str, str | None] = {}
         self.submits: list[tuple[str, int, float]] = []
@@ -101,6 +102,7 @@ class Stub:
 def serving(pod: Pod, ip: str, client_config: dict[str, Any]) -> Iterator[Stub]:
     """Serves a stub for `pod` on `ip`:8000 until the block ends."""
     stub = Stub(pod, client_config)
+    stub.url = f"http://{ip}:8000"
     config = uvicorn.Config(
         stub.app, host=ip, port=8000, log_level="warning", timeout_graceful_shutdown=1, lifespan="off"
     )

@@ -37,6 +37,8 @@ class BaseModelConfig(_Json):
     name: NonEmpty
     revision: str = ""
     path: AbsolutePath
+    aliases: tuple[str, ...] = ()
+    """Further names by which clients may ask for it."""
 
 
 class EngineConfig(_Json):
@@ -46,7 +48,8 @@ class EngineConfig(_Json):
     max_sequence_length: Annotated[int, Field(ge=2)] = 2048
     """Tokens."""
     threads: Annotated[int, Field(ge=1)] = 1
-    deterministic: bool = True
+    deterministic: Literal[True] = True
+    """Engines know no other way to compute."""
 
 
 class AdaptersConfig(_Json):
@@ -116,12 +119,13 @@ def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
         "run_dir": environment.get("EVERLOOP_RUN_DIR", "/run/everloop"),
         "termination_log": environment.get("EVERLOOP_TERMINATION_LOG", "/dev/termination-log"),
     }
+    text = _required(environment, "EVERLOOP_CONFIG")
     try:
-        session = json.loads(_required(environment, "EVERLOOP_CONFIG"))
+        json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"EVERLOOP_CONFIG: not JSON: {error.msg} at position {error.pos}") from None
     try:
-        return TrainerConfig(session=SessionConfig.model_validate(session), **values)
+        return TrainerConfig(session=SessionConfig.model_validate_json(text), **values)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or '(top)'}: {item['msg']}" for item in error.errors()]
         raise ConfigError(f"{error.title}: {'; '.join(problems)}") from None

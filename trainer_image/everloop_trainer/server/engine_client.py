@@ -95,7 +95,6 @@ class EngineClient:
 
     async def sample(self, weights: FrozenWeights | None, sample: Sample) -> bytes:
         """See `session.ports.Engine`."""
-        stop = [sample.stop] if isinstance(sample.stop, str) else sample.stop
         stored: dict[str, Any] = {"weights": None}
         if weights is not None:
             stored = {"weights": weights.path, "sha256": weights.sha256, "lora": dataclasses.asdict(weights.lora)}
@@ -109,7 +108,7 @@ class EngineClient:
             top_p=sample.top_p,
             top_k=sample.top_k,
             seed=sample.seed,
-            stop=stop,
+            stop=sample.stop,
         )
         return response
 
@@ -183,6 +182,7 @@ class SpareSocket:
 
     path: Path
     base_model: str
+    files_sha256: str
 
     async def connect(self) -> EngineClient:
         """A new engine that has said hello.
@@ -195,8 +195,9 @@ class SpareSocket:
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 hello, _ = await frames.read(reader)
-            if hello.get("event") != "hello" or hello.get("base_model") != self.base_model:
-                raise ConnectionError(f"not an engine of {self.base_model!r}: {hello.get('base_model')!r}")
+            said = hello.get("base_model"), hello.get("files_sha256")
+            if hello.get("event") != "hello" or said != (self.base_model, self.files_sha256):
+                raise ConnectionError(f"the spare loaded {said}, not {(self.base_model, self.files_sha256)}")
             return EngineClient(reader, writer, hello)
         except BaseException:
             writer.close()

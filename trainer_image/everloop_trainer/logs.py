@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import structlog
@@ -13,6 +14,7 @@ def configure_logs(component: str, **context: str) -> None:
 
     def add_context(_logger: object, _method: str, event: structlog.types.EventDict) -> structlog.types.EventDict:
         event["component"] = component
+        event["pid"] = os.getpid()
         event.update(context)
         return event
 

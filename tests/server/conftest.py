@@ -1,0 +1,60 @@
+"""One running session pod for all tests that do not break it; those that do start their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.pod import Pod
+from tests.server.stub import Stub, serving
+from tests.server.tinymodel import write_tiny_model
+
+NETWORK = "127.83.0"
+_hosts = itertools.count(1)
+
+
+def new_ip() -> str:
+    """A loopback address that no other pod or stub of this run has."""
+    return f"{NETWORK}.{next(_hosts)}"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a base model of 2 layers."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def make_pod(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Pod]]:
+    """Makes pods, not started; each that runs at the end is stopped."""
+    pods: list[Pod] = []
+
+    def make(**options: object) -> Pod:
+        directory = tmp_path_factory.mktemp("pod")
+        pods.append(Pod(directory, new_ip(), tiny_model, **options))  # type: ignore[arg-type]
+        return pods[-1]
+
+    yield make
+    for pod in pods:
+        pod.end()
+
+
+@pytest.fixture(scope="session")
+def pod(make_pod: Callable[..., Pod]) -> Pod:
+    """A pod that serves."""
+    pod = make_pod()
+    pod.start()
+    pod.wait_until("Serving")
+    return pod
+
+
+@pytest.fixture(scope="session")
+def stub(pod: Pod) -> Iterator[Stub]:
+    """A stub gateway before `pod`, with chunks of two datums."""
+    with serving(pod, new_ip(), {"fwdbwd_max_chunk_len": 2}) as stub:
+        yield stub

@@ -1,0 +1,110 @@
+"""Puts the parts of the server together: store, session and engine client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from everloop_trainer import exitcodes
+from everloop_trainer.basefiles import remembered_files_sha256
+from everloop_trainer.config import PORT, ConfigError, TrainerConfig, read_config
+from everloop_trainer.logs import configure_logs
+from everloop_trainer.server.engine_client import SpareSocket
+from everloop_trainer.server.process import serve
+from everloop_trainer.session.errors import StorageFailed, StorageMismatch
+from everloop_trainer.session.service import SessionConfig, SessionService
+from everloop_trainer.session.status import BaseModel
+from everloop_trainer.store.dump import dump
+from everloop_trainer.store.files import PosixFiles
+from everloop_trainer.store.opening import Claimant, open_store
+
+_log = structlog.get_logger(__name__)
+
+
+def run_server() -> int:
+    """The server process; returns its exit code (`exitcodes`)."""
+    try:
+        config = read_config()
+        token = _read_token(Path(config.session.token_file))
+    except ConfigError as error:
+        configure_logs("server")
+        return _give_up(exitcodes.BAD_CONFIGURATION, f"BadConfiguration: {error}", None)
+    session = config.session
+    configure_logs("server", session=f"{session.namespace}/{session.name}", pod=config.pod_name)
+    try:
+        return asyncio.run(serve(config.pod_ip, PORT, token, config.pod_uid, lambda: open_session(config)))
+    except StorageMismatch as error:
+        return _give_up(exitcodes.STORAGE_MISMATCH, f"StorageMismatch: {error}", config)
+
+
+async def open_session(config: TrainerConfig) -> SessionService:
+    """Claims the storage and takes over its history.
+
+    Raises:
+        Fenced: this pod is superseded.
+        StorageMismatch: the storage belongs to another base model.
+        StorageFailed: storage or base model cannot be read.
+    """
+    wanted = config.session.base_model
+    memory = Path(config.run_dir) / "base-files.json"
+    try:
+        files_sha256 = await asyncio.to_thread(remembered_files_sha256, Path(wanted.path), memory)
+    except OSError as error:
+        raise StorageFailed(f"base model: {error}") from error
+    base = BaseModel(wanted.name, wanted.revision, files_sha256, frozenset(wanted.aliases))
+    claimant = Claimant(
+        namespace=config.session.namespace,
+        name=config.session.name,
+        base_model=base,
+        attempt=config.session.attempt,
+        pod_uid=config.pod_uid,
+    )
+    store = await open_store(PosixFiles(Path(config.session.storage.root)), claimant, _now())
+    settings = SessionConfig(
+        incarnation=store.incarnation,
+        previous=store.previous,
+        lineage=store.lineage,
+        base_model=base,
+        max_models=config.session.adapters.max_models,
+        max_rank=config.session.adapters.max_rank,
+        replay_budget=config.session.snapshots.replay_budget_seconds,
+    )
+    engines = SpareSocket(config.spare_socket, wanted.name, files_sha256)
+    return SessionService(settings, store.journal, store.states, engines, store.history)
+
+
+def print_journal(root: str) -> int:
+    """Prints every record of the history below `root` as JSON lines."""
+    for record in dump(Path(root)):
+        sys.stdout.write(json.dumps(record) + "\n")
+    return 0
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"tokenFile: {error.strerror}: {path}") from None
+    if not token:
+        raise ConfigError(f"tokenFile: {path} is empty")
+    return token
+
+
+def _give_up(code: int, message: str, config: TrainerConfig | None) -> int:
+    """Says in the log and in the container's termination message why no restart can help."""
+    _log.error("giving up", exit_code=code, reason=message)
+    path = Path(config.termination_log if config is not None else "/dev/termination-log")
+    try:
+        path.write_text(message)
+    except OSError as error:
+        _log.warning("no termination message", error=str(error))
+    return code
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
