@@ -195,6 +195,7 @@ def files() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
+    """Writes every CRD file into the directory named, by default `crds`."""
     directory = Path(arguments[0]) if arguments else Path("crds")
     for name, content in files().items():
         (directory / name).write_text(content, encoding="ascii")

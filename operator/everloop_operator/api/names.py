@@ -36,7 +36,7 @@ LABEL_TYPE = f"{GROUP}/type"
 TYPE_API_KEY = "api-key"
 TYPE_BINDING = "binding"
 TYPE_MASTER_KEY = "master-key"
-TYPE_SESSION_TOKEN = "session-token"
+TYPE_SESSION_TOKEN = "session-token"  # noqa: S105 - a label value
 
 # --- annotations ----------------------------------------------------------------------------------------------------
 
@@ -50,9 +50,9 @@ KOPF_FINALIZER = f"{GROUP}/unused"
 
 # --- names of objects -----------------------------------------------------------------------------------------------
 
-MASTER_KEY_SECRET = "everloop-master"
+MASTER_KEY_SECRET = "everloop-master"  # noqa: S105 - the name of an object
 MASTER_KEY_FIELD = "key"
-TOKEN_FIELD = "token"
+TOKEN_FIELD = "token"  # noqa: S105 - the name of a field
 CATALOGUE_CONFIG_MAP = "everloop-catalogue"
 CATALOGUE_FIELD = "catalogue.json"
 TRAINER_PORT = 8080
@@ -115,6 +115,7 @@ REASON_BASE_MODEL_LOADING = "BaseModelLoading"
 REASON_BASE_MODEL_LOADED = "BaseModelLoaded"
 REASON_NODE_NOT_READY = "NodeNotReady"
 REASON_NODE_GONE = "NodeGone"
+REASON_ATTEMPT_LOST = "AttemptLost"
 REASON_BUDGET_EXHAUSTED = "BudgetExhausted"
 REASON_STARTUP_DEADLINE = "StartupDeadlineExceeded"
 REASON_UNSCHEDULABLE_DEADLINE = "UnschedulableDeadlineExceeded"
@@ -129,6 +130,7 @@ RECOVERY_POD_LOST = "PodLost"
 RECOVERY_POD_FAILED = "PodFailed"
 RECOVERY_POD_DELETED = "PodDeleted"
 RECOVERY_SPEC_CHANGED = "SpecChanged"
+RECOVERY_AVOIDANCE_LIFTED = "AvoidanceLifted"
 RECOVERY_ENGINE_LOST = "EngineLost"
 RECOVERY_SERVER_RESTARTED = "ServerRestarted"
 

@@ -18,7 +18,7 @@ def rules(*validations: tuple[str, str]) -> dict[str, Any]:
 
 
 class ApiModel(BaseModel):
-    """camelCase on the wire. Fields that this version does not know are ignored, since a newer one may have set them."""
+    """camelCase on the wire. Unknown fields are ignored: a newer version may have set them."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="ignore", frozen=True)
 

@@ -104,7 +104,7 @@ class BudgetsStatus(ApiModel):
 class Recovery(ApiModel):
     """One interruption, and how it was overcome."""
 
-    id: Annotated[str, Field(max_length=64)] = Field(description="`a<attempt>`, or the trainer's id if it was in place.")
+    id: Annotated[str, Field(max_length=64)] = Field(description="`a<attempt>`, or the trainer's id for one in place.")
     attempt: Count = Field(description="The attempt that took over, or that went on.")
     reason: Annotated[str, Field(max_length=64)] = Field(
         description="NodeLost, NodeGone, PodLost, PodFailed, PodDeleted, SpecChanged, AvoidanceLifted, EngineLost or "

@@ -1,0 +1,206 @@
+"""Builds the objects of an attempt: the session pod and its token secret."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from everloop_operator.api import names
+from everloop_operator.api.training_session import TrainingSessionSpec
+
+from .observed import Session
+
+JOURNAL_MOUNT = "/var/lib/everloop"
+MODELS_MOUNT = "/models"
+TOKEN_MOUNT = "/run/secrets/everloop"  # noqa: S105 - a path
+RUN_DIRECTORY = "/run/everloop"
+USER = 1000
+GRACE_SECONDS = 30
+
+Body = dict[str, Any]
+
+
+def pod_name(session: str, attempt: int) -> str:
+    """Name of the pod of an attempt."""
+    return f"{session}-a{attempt}-0"
+
+
+def secret_name(session: str, attempt: int) -> str:
+    """Name of the token secret of an attempt."""
+    return f"{session}-a{attempt}-token"
+
+
+def template_hash(spec: TrainingSessionSpec) -> str:
+    """Hash over everything of the spec that a running pod can't take over.
+
+    The installation's own image is not part of it: a new release takes effect with the next attempt, not by a restart
+    of every session. Defaults are left out, so that a field which a later version adds changes no hash.
+    """
+    inputs = spec.model_dump(mode="json", by_alias=True, exclude={"recovery", "deadlines"}, exclude_defaults=True)
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) -> Body:
+    """What the trainer reads from `EVERLOOP_CONFIG`."""
+    path = spec.base_model.source.claim.path
+    return {
+        "format": 1,
+        "namespace": session.namespace,
+        "name": session.name,
+        "uid": session.uid,
+        "attempt": attempt,
+        "baseModel": {
+            "name": spec.base_model.name,
+            "revision": spec.base_model.revision,
+            "path": f"{MODELS_MOUNT}/{path}" if path else MODELS_MOUNT,
+        },
+        "engine": {
+            "dtype": spec.engine.dtype,
+            "maxSequenceLength": spec.engine.max_sequence_length,
+            "threads": spec.engine.threads,
+            "deterministic": True,
+        },
+        "adapters": {"maxModels": spec.adapters.max_models, "maxRank": spec.adapters.max_rank},
+        "storage": {"root": f"{JOURNAL_MOUNT}/{session.namespace}/{session.name}"},
+        "snapshots": {"replayBudgetSeconds": spec.snapshots.replay_budget_seconds},
+        "tokenFile": f"{TOKEN_MOUNT}/{names.TOKEN_FIELD}",
+    }
+
+
+def pod(session: Session, spec: TrainingSessionSpec, attempt: int, *, image: str, avoid: Sequence[str]) -> Body:
+    """The pod of an attempt. `image` is the installation's; `avoid` are hostnames that it must not run on."""
+    pod_spec: Body = {
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        # The operator alone decides when a pod is lost; an eviction by taint would only delete the evidence.
+        "tolerations": [
+            {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute"}
+            for key in ("not-ready", "unreachable")
+        ],
+        "containers": [_container(session, spec, attempt, spec.image or image)],
+        "volumes": _volumes(session, spec, attempt),
+    }
+    if avoid:
+        expression = {"key": names.NODE_HOSTNAME_LABEL, "operator": "NotIn", "values": list(avoid)}
+        required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+        pod_spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    metadata = _metadata(session, pod_name(session.name, attempt), attempt)
+    metadata["annotations"] = {
+        names.ANNOTATION_TEMPLATE_HASH: template_hash(spec),
+        # A move for the sake of tidiness costs a recovery.
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+
+
+def token_secret(session: Session, attempt: int, token: str) -> Body:
+    """The secret that holds the token by which the gateway and the operator speak to the pod."""
+    metadata = _metadata(session, secret_name(session.name, attempt), attempt)
+    metadata["labels"][names.LABEL_TYPE] = names.TYPE_SESSION_TOKEN
+    data = {names.TOKEN_FIELD: base64.b64encode(token.encode()).decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
+
+
+def _metadata(session: Session, name: str, attempt: int) -> Body:
+    return {
+        "name": name,
+        "namespace": session.namespace,
+        "labels": {
+            "app.kubernetes.io/name": "everloop",
+            "app.kubernetes.io/instance": session.name,
+            names.LABEL_MANAGED_BY: names.MANAGED_BY,
+            names.LABEL_COMPONENT: names.COMPONENT_TRAINER,
+            names.LABEL_SESSION: session.name,
+            names.LABEL_ATTEMPT: str(attempt),
+        },
+        "ownerReferences": [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": names.TRAINING_SESSION_KIND,
+                "name": session.name,
+                "uid": session.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+
+
+def _container(session: Session, spec: TrainingSessionSpec, attempt: int, image: str) -> Body:
+    journal = spec.storage.journal.claim
+    config = json.dumps(trainer_config(session, spec, attempt), sort_keys=True, separators=(",", ":"))
+    journal_mount: Body = {"name": "journal", "mountPath": JOURNAL_MOUNT}
+    if journal.sub_path:
+        journal_mount["subPath"] = journal.sub_path
+    return {
+        "name": names.TRAINER_CONTAINER,
+        "image": image,
+        "env": [
+            {"name": "EVERLOOP_CONFIG", "value": config},
+            {"name": "EVERLOOP_RUN_DIR", "value": RUN_DIRECTORY},
+            {"name": "TMPDIR", "value": "/tmp"},  # noqa: S108 - a mount of its own
+            *(
+                {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+                for name, path in (
+                    ("NODE_NAME", "spec.nodeName"),
+                    ("POD_IP", "status.podIP"),
+                    ("POD_NAME", "metadata.name"),
+                    ("POD_UID", "metadata.uid"),
+                )
+            ),
+        ],
+        "ports": [{"name": "http", "containerPort": names.TRAINER_PORT, "protocol": "TCP"}],
+        "resources": spec.workers.resources.model_dump(mode="json", by_alias=True),
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": "http", "scheme": "HTTP"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 3,
+        },
+        # Restarts a server that hangs; patient, because a restart costs a recovery.
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": "http", "scheme": "HTTP"},
+            "initialDelaySeconds": 30,
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            journal_mount,
+            {"name": "models", "mountPath": MODELS_MOUNT, "readOnly": True},
+            {"name": "token", "mountPath": TOKEN_MOUNT, "readOnly": True},
+            {"name": "run", "mountPath": RUN_DIRECTORY},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of its own
+        ],
+    }
+
+
+def _volumes(session: Session, spec: TrainingSessionSpec, attempt: int) -> list[Body]:
+    return [
+        {"name": "journal", "persistentVolumeClaim": {"claimName": spec.storage.journal.claim.claim_name}},
+        {"name": "models", "persistentVolumeClaim": {"claimName": spec.base_model.source.claim.claim_name}},
+        {"name": "token", "secret": {"secretName": secret_name(session.name, attempt), "defaultMode": 0o440}},
+        {"name": "run", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]

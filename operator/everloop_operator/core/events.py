@@ -1,0 +1,88 @@
+"""The story of a session, as `kubectl describe` tells it: which Kubernetes events a change of status is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from everloop_operator.api import names
+from everloop_operator.api.training_session_status import Recovery, TrainingSessionStatus
+
+from . import recoveries
+from .losses import Loss
+from .observed import Observed
+
+NODE_REASONS = frozenset({names.RECOVERY_NODE_LOST, names.RECOVERY_NODE_GONE})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event; `key` is the same whenever the same occurrence is told again, which is then not posted twice."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    key: str
+
+
+def tell(
+    observed: Observed,
+    desired: TrainingSessionStatus,
+    loss: Loss | None,
+    merged: recoveries.Merged,
+    *,
+    avoid: Sequence[str],
+    created: Mapping[str, Any] | None,
+    forced: Mapping[str, str],
+) -> tuple[Event, ...]:
+    """Events of the step from the recorded status to the desired one."""
+    before = observed.session.status
+    events: list[Event] = []
+    attempt = desired.attempt
+    if attempt > before.attempt > 0 and loss:
+        reason = names.EVENT_NODE_LOST if loss.reason in NODE_REASONS else names.EVENT_POD_LOST
+        if loss.counted or loss.reason == names.RECOVERY_POD_DELETED:
+            events.append(Event("Warning", reason, loss.message, f"{attempt}"))
+        message = f"attempt {attempt} replaces attempt {before.attempt}: {loss.message} ({loss.reason})"
+        events.append(Event("Normal", names.EVENT_NEW_ATTEMPT, message, f"{attempt}"))
+    if created:
+        message = f"created pod {created['metadata']['name']}"
+        if avoid:
+            message += f", not on {', '.join(avoid)}"
+        events.append(Event("Normal", names.EVENT_POD_CREATED, message, f"{attempt}"))
+    for name, why in forced.items():
+        events.append(Event("Warning", names.EVENT_POD_FORCE_DELETED, f"removed pod {name}: {why}", name))
+    if desired.phase == names.PHASE_RUNNING and not merged.completed and before.phase in _BEFORE_FIRST_SERVING:
+        message = f"attempt {attempt} serves on {desired.pod.node if desired.pod else '?'}"
+        events.append(Event("Normal", names.EVENT_SERVING, message, f"{attempt}"))
+    for entry in merged.completed:
+        node = desired.pod.node if desired.pod else "?"
+        message = f"attempt {attempt} serves on {node} {entry.seconds} s after the loss was detected{_figures(entry)}"
+        events.append(Event("Normal", names.EVENT_RECOVERED, message, entry.id))
+    for entry in merged.added:
+        in_server = entry.reason == names.RECOVERY_SERVER_RESTARTED
+        reason = names.EVENT_SERVER_RECOVERED if in_server else names.EVENT_ENGINE_RECOVERED
+        what = "the server" if in_server else "the engine"
+        message = f"{what} on {entry.node} was lost and is back after {entry.seconds} s{_figures(entry)}"
+        events.append(Event("Normal", reason, message, entry.id))
+    stalled = _condition(desired, names.CONDITION_STALLED)
+    was = _condition(before, names.CONDITION_STALLED)
+    if stalled and stalled.status == "True" and (was is None or (was.status, was.reason) != ("True", stalled.reason)):
+        key = f"{stalled.reason}-{stalled.last_transition_time}"
+        events.append(Event("Warning", names.EVENT_STALLED, f"{stalled.reason}: {stalled.message}", key))
+    return tuple(events)
+
+
+_BEFORE_FIRST_SERVING = ("", names.PHASE_PENDING, names.PHASE_STARTING)
+
+
+def _figures(entry: Recovery) -> str:
+    if entry.replayed_operations is None:
+        return ""
+    resumed = f"resumed from {entry.resumed_from}, " if entry.resumed_from else ""
+    return f": {resumed}replayed {entry.replayed_operations} operations, lost {entry.lost_operations}"
+
+
+def _condition(status: TrainingSessionStatus, kind: str) -> Any:
+    return next((condition for condition in status.conditions if condition.type == kind), None)

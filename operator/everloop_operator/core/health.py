@@ -1,0 +1,245 @@
+"""How a session is doing: whether it serves, what it waits for, and whether it is stuck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from everloop_operator.api import names
+from everloop_operator.api.training_session import TrainingSessionSpec
+
+from .losses import Loss
+from .observed import Observed, Pod
+
+UNREACHABLE_PATIENCE_SECONDS = 10.0
+"""How long a server that served may not answer before that counts: a busy machine may delay an answer."""
+CRASH_LOOP_RESTARTS = 3
+CRASH_MEMORY_SECONDS = 600.0
+"""How long an exit explains why a server does not serve; longer than the longest back-off of a kubelet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aspect:
+    """A condition without its times: `status` is True, False, or None for unknown."""
+
+    status: bool | None
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The judgement that conditions and phase are made of."""
+
+    serving: bool
+    stalled: Aspect | None
+    """Why nothing will change by itself; None otherwise."""
+    waiting: Aspect
+    """What a session that does not serve waits for."""
+    pods: Aspect
+    volumes: Aspect
+    base_model: Aspect
+    nodes: Aspect
+    recovering: bool
+    """Whether it has served, or an attempt before it has been lost."""
+    deadlines: tuple[datetime, ...]
+    """When time alone may change the judgement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The attempt that is current after this pass."""
+
+    number: int
+    pod: Pod | None
+    loss: Loss | None
+    """Why it is over, or why the one before it was."""
+    lost: bool
+    """Whether it is over itself, but can't be replaced now."""
+    exhausted: bool
+    """Whether that is for lack of a budget."""
+
+
+def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, refusal: str) -> Health:
+    """Judges the current attempt; `refusal` is why the API server refuses the next pod, or ''."""
+    pod = attempt.pod
+    serving = pod is not None and not attempt.lost and _serves(observed, attempt.number, pod)
+    pods = _pods(observed, pod, refusal)
+    volumes = _volumes(observed, spec)
+    before = observed.session.status
+    recovering = attempt.number > 1 or before.phase in (names.PHASE_RUNNING, names.PHASE_RECOVERING)
+    deadlines = [] if serving else _deadlines(observed, spec, pod)
+    times = [time for time, _ in deadlines]
+    if pod and observed.trainer.unreachable_since:
+        times.append(observed.trainer.unreachable_since + _seconds(UNREACHABLE_PATIENCE_SECONDS))
+    return Health(
+        serving=serving,
+        stalled=None if serving else _stalled(observed, attempt, deadlines, refusal),
+        waiting=_waiting(observed, attempt, (volumes, pods), recovering=recovering),
+        pods=pods,
+        volumes=volumes,
+        base_model=_base_model(observed, attempt.number, pod),
+        nodes=_nodes(observed, pod, attempt.loss),
+        recovering=recovering,
+        deadlines=tuple(times),
+    )
+
+
+def _serves(observed: Observed, attempt: int, pod: Pod) -> bool:
+    trainer, before = observed.trainer, observed.session.status
+    patient = trainer.unreachable_since is None or (
+        observed.now - trainer.unreachable_since < _seconds(UNREACHABLE_PATIENCE_SECONDS)
+    )
+    if not patient:
+        return False
+    if trainer.report is not None:
+        incarnation = trainer.report.incarnation
+        return trainer.report.serving and incarnation is not None and incarnation.attempt == attempt
+    # Not asked yet since this operator started: what was true stays true until the answer.
+    was = next((c.status for c in before.conditions if c.type == names.CONDITION_SERVING), "Unknown")
+    return was == "True" and before.attempt == attempt and before.pod is not None and before.pod.uid == pod.uid
+
+
+def _pods(observed: Observed, pod: Pod | None, refusal: str) -> Aspect:
+    if pod is None:
+        if refusal:
+            return Aspect(False, names.REASON_POD_INVALID, refusal)
+        return Aspect(False, names.REASON_POD_CREATING, "the pod is being created")
+    if pod.ready:
+        return Aspect(True, names.REASON_AS_EXPECTED, f"pod {pod.name} is ready")
+    if pod.unschedulable_since:
+        return Aspect(False, names.REASON_UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable_message}")
+    container = pod.container
+    if container.waiting_reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
+        message = f"pod {pod.name}: {container.waiting_reason}: {container.waiting_message}"
+        return Aspect(False, names.REASON_IMAGE_UNAVAILABLE, message)
+    if _crashed(observed, pod):
+        return Aspect(False, names.REASON_CRASH_LOOP, f"pod {pod.name}: {_exit(pod)}")
+    waiting = ": ".join(filter(None, (container.waiting_reason, container.waiting_message)))
+    return Aspect(False, names.REASON_POD_NOT_READY, f"pod {pod.name}: {waiting or 'not ready'}")
+
+
+def _volumes(observed: Observed, spec: TrainingSessionSpec) -> Aspect:
+    where = f'in namespace "{observed.session.namespace}"'
+    for field, name in claims(spec).items():
+        if name not in observed.claims:
+            return Aspect(None, names.REASON_UNKNOWN, f'PersistentVolumeClaim "{name}" ({field}) could not be read')
+        claim = observed.claims[name]
+        if claim is None:
+            message = f'PersistentVolumeClaim "{name}" ({field}) does not exist {where}'
+            return Aspect(False, names.REASON_CLAIM_NOT_FOUND, message)
+        if claim.phase == "Lost":
+            message = f'PersistentVolumeClaim "{name}" ({field}) has lost its volume'
+            return Aspect(False, names.REASON_CLAIM_LOST, message)
+        if claim.phase != "Bound":
+            message = f'PersistentVolumeClaim "{name}" ({field}) is not bound to a volume yet'
+            return Aspect(False, names.REASON_CLAIM_NOT_BOUND, message)
+    if _storage_error(observed):
+        return Aspect(False, names.REASON_STORAGE_ERROR, _storage_error(observed))
+    return Aspect(True, names.REASON_AS_EXPECTED, "all claims are bound")
+
+
+def claims(spec: TrainingSessionSpec) -> dict[str, str]:
+    """Field -> name of each claim that the pod mounts."""
+    return {
+        "spec.storage.journal.claim": spec.storage.journal.claim.claim_name,
+        "spec.baseModel.source.claim": spec.base_model.source.claim.claim_name,
+    }
+
+
+def _storage_error(observed: Observed) -> str:
+    report = observed.trainer.report
+    return f"the journal can't be written: {report.storage.error}" if report and report.storage.error else ""
+
+
+def _base_model(observed: Observed, attempt: int, pod: Pod | None) -> Aspect:
+    report = observed.trainer.report
+    if pod and report and report.base_model and report.base_model.manifest_sha256:
+        return Aspect(True, names.REASON_BASE_MODEL_LOADED, f"{report.base_model.name} is loaded")
+    return Aspect(False, names.REASON_BASE_MODEL_LOADING, f"attempt {attempt} has not loaded the base model yet")
+
+
+def _nodes(observed: Observed, pod: Pod | None, loss: Loss | None) -> Aspect:
+    if pod is None or not pod.node:
+        return Aspect(None, names.REASON_WAITING, "no node yet")
+    node = observed.nodes.get(pod.node)
+    if node is None:
+        return Aspect(False, names.REASON_NODE_GONE, f"node {pod.node} no longer exists")
+    if not node.ready or node.out_of_service:
+        message = loss.message if loss else f"node {node.name} is not Ready ({node.reason or 'no reason given'})"
+        return Aspect(False, names.REASON_NODE_NOT_READY, message)
+    return Aspect(True, names.REASON_AS_EXPECTED, f"node {node.name} is Ready")
+
+
+def _crashed(observed: Observed, pod: Pod) -> bool:
+    container = pod.container
+    if not container.exit_code or container.finished is None:
+        return False
+    return observed.now - container.finished < _seconds(CRASH_MEMORY_SECONDS)
+
+
+def _exit(pod: Pod) -> str:
+    container = pod.container
+    message = container.exit_message[-600:] or container.exit_reason or "no message"
+    return f"the trainer ended with exit code {container.exit_code}: {message}"
+
+
+def _stalled(
+    observed: Observed, attempt: Attempt, deadlines: list[tuple[datetime, Aspect]], refusal: str
+) -> Aspect | None:
+    pod, loss = attempt.pod, attempt.loss
+    if attempt.exhausted and loss:
+        message = f"no attempt is left in spec.recovery.infrastructure; the last cause: {loss.message} ({loss.reason})"
+        return Aspect(True, names.REASON_BUDGET_EXHAUSTED, message)
+    if refusal and (pod is None or attempt.lost):
+        return Aspect(True, names.REASON_POD_INVALID, f"the pod was refused: {refusal}")
+    if pod and _crashed(observed, pod):
+        if pod.container.exit_code == names.EXIT_STORAGE_MISMATCH:
+            return Aspect(True, names.REASON_STORAGE_MISMATCH, _exit(pod))
+        if pod.container.restarts >= CRASH_LOOP_RESTARTS:
+            return Aspect(True, names.REASON_CRASH_LOOP, f"pod {pod.name}: {_exit(pod)}")
+    return next((aspect for time, aspect in deadlines if observed.now >= time), None)
+
+
+def _deadlines(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> list[tuple[datetime, Aspect]]:
+    """Deadlines of a pod that does not serve, each with what passing it means."""
+    if pod is None:
+        return []
+    limits = spec.deadlines
+    if pod.unschedulable_since:
+        message = f"pod {pod.name} found no node for {limits.unschedulable_seconds} s: {pod.unschedulable_message}"
+        aspect = Aspect(True, names.REASON_UNSCHEDULABLE_DEADLINE, message)
+        return [(pod.unschedulable_since + _seconds(limits.unschedulable_seconds), aspect)]
+    if pod.scheduled is None:
+        return []
+    # The engine of a pod that served may be lost much later: then the clock starts with the loss.
+    before = observed.session.status
+    lost = next((c for c in before.conditions if c.type == names.CONDITION_SERVING and c.status == "False"), None)
+    since = max(pod.scheduled, datetime.fromisoformat(lost.last_transition_time)) if lost else pod.scheduled
+    if lost is None and before.phase == names.PHASE_RUNNING:
+        since = observed.now
+    message = f"pod {pod.name} did not serve within {limits.startup_seconds} s"
+    return [(since + _seconds(limits.startup_seconds), Aspect(True, names.REASON_STARTUP_DEADLINE, message))]
+
+
+def _waiting(observed: Observed, attempt: Attempt, blockers: tuple[Aspect, Aspect], *, recovering: bool) -> Aspect:
+    reason = names.REASON_RECOVERING if recovering else names.REASON_STARTING
+    story, pod = f"attempt {attempt.number}", attempt.pod
+    opened = next((r for r in observed.session.status.recoveries if r.id == f"a{attempt.number}"), None)
+    if attempt.loss and not attempt.lost:
+        return Aspect(False, reason, f"{story} takes over: {attempt.loss.message}")
+    if attempt.loss:
+        story = f"{story}: {attempt.loss.message}"
+    elif opened:
+        story = f"{story} took over ({opened.reason}{' on ' + opened.node if opened.node else ''})"
+    blocker = next((item for item in blockers if item.status is False), None)
+    if blocker:
+        return Aspect(False, reason, f"{story}: {blocker.message}")
+    trainer = observed.trainer
+    if pod and trainer.report and trainer.unreachable_since is None:
+        return Aspect(False, reason, f"{story}: the trainer is {trainer.report.state}")
+    return Aspect(False, reason, f"{story}: the trainer does not answer yet ({trainer.problem or 'not asked yet'})")
+
+
+def _seconds(value: float) -> timedelta:
+    return timedelta(seconds=value)

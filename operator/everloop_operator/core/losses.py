@@ -1,0 +1,148 @@
+"""When an attempt is over, and why: the one place that decides that a pod must be replaced."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from everloop_operator.api import names
+
+from .observed import Observed, Pod
+
+AVOIDANCE_PATIENCE_SECONDS = 5.0
+"""How long the scheduler may look for another node before one that failed, but is Ready again, is good enough."""
+
+COUNTED = frozenset(
+    {names.RECOVERY_NODE_LOST, names.RECOVERY_NODE_GONE, names.RECOVERY_POD_LOST, names.RECOVERY_POD_FAILED}
+)
+"""Reasons that use the infrastructure budget. What somebody asked for (deletion, change, preemption) does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why an attempt is over."""
+
+    reason: str
+    message: str
+    node: str = ""
+
+    @property
+    def counted(self) -> bool:
+        """Whether it uses the infrastructure budget."""
+        return self.reason in COUNTED
+
+
+def find(
+    observed: Observed, attempt: int, pod: Pod | None, *, template_hash: str, node_lost_seconds: float
+) -> Loss | None:
+    """Why `attempt` is over, or None while it may go on. `pod` is its pod, None if there is none.
+
+    Nodes come first: a pod on a lost node may still answer, and still must be replaced.
+    """
+    recorded = observed.session.status.pod if observed.session.status.attempt == attempt else None
+    name = pod.name if pod else (recorded.name if recorded else f"of attempt {attempt}")
+    node_name = pod.node if pod else (recorded.node if recorded else "")
+    recorded_uid = recorded.node_uid if recorded and recorded.node == node_name else ""
+    if node_name:
+        loss = _node_loss(observed, node_name, recorded_uid, node_lost_seconds)
+        if loss:
+            return loss
+    if pod is None:
+        return Loss(names.RECOVERY_POD_LOST, f"pod {name} no longer exists", node_name)
+    if pod.terminal:
+        return Loss(
+            names.RECOVERY_POD_FAILED, f"pod {name} is {pod.phase}: {pod.failure or 'no reason given'}", node_name
+        )
+    if pod.deletion_requested:
+        why = f" ({pod.disruption})" if pod.disruption else ""
+        return Loss(names.RECOVERY_POD_DELETED, f"pod {name} is being deleted{why}", node_name)
+    if pod.disruption:
+        return Loss(names.RECOVERY_POD_DELETED, f"pod {name} is about to be disrupted ({pod.disruption})", node_name)
+    if pod.container.exit_code == names.EXIT_FENCED:
+        detail = pod.container.exit_message or "another incarnation owns the storage"
+        return Loss(names.RECOVERY_POD_FAILED, f"pod {name} was fenced off: {detail}", node_name)
+    if pod.template_hash != template_hash:
+        return Loss(names.RECOVERY_SPEC_CHANGED, "the spec asks for another pod", node_name)
+    if _avoids_in_vain(observed, pod):
+        nodes = ", ".join(sorted(pod.avoided_nodes))
+        return Loss(names.RECOVERY_AVOIDANCE_LIFTED, f"no node but those that failed before ({nodes}) has room")
+    return None
+
+
+def _node_loss(observed: Observed, name: str, recorded_uid: str, node_lost_seconds: float) -> Loss | None:
+    node = observed.nodes.get(name)
+    if node is None:
+        return Loss(names.RECOVERY_NODE_GONE, f"node {name} no longer exists", name)
+    if recorded_uid and recorded_uid != node.uid:
+        return Loss(names.RECOVERY_NODE_GONE, f"node {name} was replaced by another of the same name", name)
+    if node.out_of_service:
+        return Loss(names.RECOVERY_NODE_LOST, f"node {name} is out of service", name)
+    if node.not_ready_since and observed.now - node.not_ready_since >= timedelta(seconds=node_lost_seconds):
+        why = f" ({node.reason})" if node.reason else ""
+        return Loss(names.RECOVERY_NODE_LOST, f"node {name} is not Ready{why}", name)
+    return None
+
+
+def _avoids_in_vain(observed: Observed, pod: Pod) -> bool:
+    if pod.unschedulable_since is None or not pod.avoided_nodes:
+        return False
+    patient_until = pod.unschedulable_since + timedelta(seconds=AVOIDANCE_PATIENCE_SECONDS)
+    back = any(node.ready and node.hostname in pod.avoided_nodes for node in observed.nodes.values())
+    return back and observed.now >= patient_until
+
+
+def proof_of_death(observed: Observed, pod: Pod) -> str:
+    """Why the pod certainly runs no more, or ''."""
+    if pod.terminal:
+        return f"it is {pod.phase}"
+    if pod.node:
+        node = observed.nodes.get(pod.node)
+        if node is None:
+            return f"node {pod.node} no longer exists"
+        if node.out_of_service:
+            return f"node {pod.node} is out of service"
+    return ""
+
+
+def reported_epoch(observed: Observed, pod: Pod | None) -> int:
+    """Highest attempt that the session's storage is known to have seen; 0 if nothing is known.
+
+    A re-created TrainingSession starts counting anew, and finds the storage of its predecessor.
+    """
+    report = observed.trainer.report
+    known = [report.incarnation.attempt] if report and report.incarnation else []
+    if pod and pod.container.exit_code == names.EXIT_FENCED:
+        known += [int(number) for number in re.findall(r"attempt\D{0,3}(\d{1,9})", pod.container.exit_message)]
+    return max(known, default=0)
+
+
+def avoided_nodes(observed: Observed, loss: Loss | None, avoid_seconds: int) -> list[str]:
+    """Hostnames that the next pod must not run on: of nodes that were lost under this session lately."""
+    if loss and loss.reason == names.RECOVERY_AVOIDANCE_LIFTED:
+        return sorted(
+            _hostname(observed, name) for name in _failed(observed, avoid_seconds) if not _ready(observed, name)
+        )
+    failed = _failed(observed, avoid_seconds)
+    if loss and loss.reason == names.RECOVERY_NODE_LOST:
+        failed.add(loss.node)
+    return sorted(_hostname(observed, name) for name in failed)
+
+
+def _failed(observed: Observed, avoid_seconds: int) -> set[str]:
+    oldest = observed.now - timedelta(seconds=avoid_seconds)
+    return {
+        entry.node
+        for entry in observed.session.status.recoveries
+        if entry.reason == names.RECOVERY_NODE_LOST and datetime.fromisoformat(entry.time) > oldest
+    }
+
+
+def _hostname(observed: Observed, name: str) -> str:
+    node = observed.nodes.get(name)
+    return node.hostname if node else name
+
+
+def _ready(observed: Observed, name: str) -> bool:
+    node = observed.nodes.get(name)
+    return node is not None and node.ready

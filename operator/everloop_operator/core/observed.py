@@ -1,0 +1,132 @@
+"""All that a decision may rest on, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from everloop_operator.api.training_session import TrainingSessionSpec
+from everloop_operator.api.training_session_status import TrainingSessionStatus
+
+from .report import TrainerReport
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A TrainingSession as read from the API server; `spec` is None where `problem` says why it can't be read."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    deleting: bool
+    spec: TrainingSessionSpec | None
+    status: TrainingSessionStatus
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The trainer container of a pod, as its kubelet reports it."""
+
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    restarts: int = 0
+    exit_code: int | None = None
+    """Exit code of the latest run that ended."""
+    exit_reason: str = ""
+    exit_message: str = ""
+    finished: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A session pod."""
+
+    name: str
+    uid: str
+    attempt: int
+    created: datetime
+    phase: str = "Pending"
+    node: str = ""
+    ip: str = ""
+    ready: bool = False
+    scheduled: datetime | None = None
+    unschedulable_since: datetime | None = None
+    unschedulable_message: str = ""
+    deletion_requested: datetime | None = None
+    disruption: str = ""
+    """Why it is about to be disrupted (condition DisruptionTarget); empty if it is not."""
+    failure: str = ""
+    """Reason and message of a failed pod."""
+    template_hash: str = ""
+    avoided_nodes: frozenset[str] = frozenset()
+    container: Container = field(default_factory=Container)
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it has ended for good: its kubelet has reported that no container runs."""
+        return self.phase in ("Failed", "Succeeded")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node. Its Ready condition counts only as True or not: absent means unknown, never healthy."""
+
+    name: str
+    uid: str
+    hostname: str
+    ready: bool
+    reason: str = ""
+    not_ready_since: datetime | None = None
+    """When this operator first saw it not Ready, by its own clock."""
+    out_of_service: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A PersistentVolumeClaim."""
+
+    name: str
+    phase: str
+    access_modes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What is known of the server in the current pod from asking it."""
+
+    report: TrainerReport | None = None
+    """Its latest answer, however old."""
+    unreachable_since: datetime | None = None
+    """Since when it has not answered; None while it does."""
+    problem: str = ""
+    """Why the last request failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The API server's refusal to create the pod of the next attempt."""
+
+    message: str
+    time: datetime
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One complete observation."""
+
+    now: datetime
+    session: Session
+    pods: tuple[Pod, ...] = ()
+    """Its own pods."""
+    taken_attempts: frozenset[int] = frozenset()
+    """Attempts whose names are still taken by pods of a deleted TrainingSession of the same name."""
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    """By name: all nodes."""
+    claims: Mapping[str, Claim | None] = field(default_factory=dict)
+    """By name; None where there is none of this name. A claim that could not be read is absent."""
+    trainer: Trainer = field(default_factory=Trainer)
+    refusal: Refusal | None = None

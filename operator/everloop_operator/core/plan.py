@@ -1,0 +1,234 @@
+"""What should happen to a TrainingSession, decided from one complete observation. No I/O, no clock, no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from everloop_operator.api.training_session import TrainingSessionSpec
+from everloop_operator.api.training_session_status import BudgetStatus, TrainingSessionStatus
+
+from . import children, events, health, losses, recoveries, status
+from .losses import Loss
+from .observed import Observed, Pod
+
+REFUSAL_PATIENCE_SECONDS = 30.0
+"""How long after a refused pod the next try is made (a quota may have been raised)."""
+CLAIM_RECHECK_SECONDS = 10.0
+"""Claims are not watched: how soon a claim that is not in order is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an installation decides for all sessions."""
+
+    image: str
+    endpoint: str
+    node_lost_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PodDeletion:
+    """Remove a pod, if it still has this UID. `force` removes it from the API without waiting for its kubelet."""
+
+    name: str
+    uid: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Ask the server of this pod for its report, every so many seconds."""
+
+    ip: str
+    pod_uid: str
+    attempt: int
+    every_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a pass does, in this order: token secret, new pod, deletions, status, events."""
+
+    token_attempt: int | None = None
+    """The attempt whose token secret must exist."""
+    create_pod: Mapping[str, Any] | None = None
+    delete_pods: tuple[PodDeletion, ...] = ()
+    stale_tokens: tuple[int, ...] = ()
+    """Attempts whose token secret has no pod any more."""
+    status: TrainingSessionStatus | None = None
+    """The status to be; None leaves it as it is."""
+    events: tuple[events.Event, ...] = ()
+    """To be posted once the status that they tell of is written."""
+    poll: Poll | None = None
+    requeue_after: float | None = None
+    """Seconds after which time alone may change the decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which attempt is to be, and how that came about."""
+
+    attempt: int
+    """The current attempt after this pass; 0 while none could be made."""
+    pod: Pod | None
+    """Its pod, if it exists already."""
+    create: bool
+    loss: Loss | None
+    """Why the attempt before is over, or why this one is, if it can't be replaced."""
+    exhausted: bool
+    budget: BudgetStatus
+    lost: bool = False
+    """Whether this attempt is over, but can't be replaced now."""
+
+
+def plan(observed: Observed, settings: Settings) -> Plan:
+    """The whole decision."""
+    session = observed.session
+    if session.deleting:
+        return Plan()  # the children go by their owner references
+    if session.spec is None:
+        return Plan(status=status.invalid(observed))
+    spec = session.spec
+    decision = decide(observed, spec, settings)
+    avoid = losses.avoided_nodes(observed, decision.loss, spec.recovery.avoid_seconds) if decision.create else []
+    body = None
+    if decision.create:
+        body = children.pod(session, spec, decision.attempt, image=settings.image, avoid=avoid)
+    deletions, forced = old_pods(observed, spec, decision)
+    state = health.assess(
+        observed,
+        spec,
+        health.Attempt(decision.attempt, decision.pod, decision.loss, decision.lost, decision.exhausted),
+        refusal="" if decision.create or not observed.refusal else observed.refusal.message,
+    )
+    desired = status.build(observed, spec, decision.attempt, decision.pod, decision.budget, state, settings.endpoint)
+    desired, merged = status.with_recoveries(
+        observed, desired, decision.pod, decision.loss if decision.attempt > session.status.attempt else None, state
+    )
+    return Plan(
+        token_attempt=decision.attempt or None,
+        create_pod=body,
+        delete_pods=deletions,
+        stale_tokens=_stale_tokens(observed, decision.attempt),
+        status=desired,
+        events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
+        poll=_poll(decision, state),
+        requeue_after=_requeue_after(observed, spec, decision, state, settings),
+    )
+
+
+def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) -> Decision:
+    """Whether the current attempt goes on, is replaced, or stays lost for lack of a budget."""
+    recorded = observed.session.status
+    current = max([recorded.attempt, *(pod.attempt for pod in observed.pods)])
+    pod = next((pod for pod in observed.pods if pod.attempt == current), None)
+    used = recorded.budgets.infrastructure if recorded.budgets else None
+    budget = recoveries.budget(spec.recovery.infrastructure, used, observed.now)
+    template = children.template_hash(spec)
+
+    def find(attempt: int, of: Pod | None) -> Loss | None:
+        return losses.find(observed, attempt, of, template_hash=template, node_lost_seconds=settings.node_lost_seconds)
+
+    if current == 0:
+        return _next(observed, 0, None, None, budget)
+    loss = find(current, pod)
+    if loss is None:
+        # A pod that is ahead of the status was made by a pass whose status write failed: tell its story now.
+        behind = 0 < recorded.attempt < current
+        before = next((item for item in observed.pods if item.attempt == recorded.attempt), None)
+        cause = find(recorded.attempt, before) if behind else None
+        if cause and cause.counted:
+            budget = recoveries.with_failure(budget, observed.now)
+        return Decision(current, pod, create=False, loss=cause, exhausted=False, budget=budget)
+    if loss.counted and budget.used >= budget.limit:
+        return Decision(current, pod, create=False, loss=loss, exhausted=True, budget=budget, lost=True)
+    return _next(observed, current, pod, loss, budget)
+
+
+def _next(observed: Observed, current: int, pod: Pod | None, loss: Loss | None, budget: BudgetStatus) -> Decision:
+    refusal = observed.refusal
+    if (
+        refusal
+        and refusal.generation == observed.session.generation
+        and observed.now - refusal.time < timedelta(seconds=REFUSAL_PATIENCE_SECONDS)
+    ):
+        return Decision(current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=loss is not None)
+    if loss and loss.counted:
+        budget = recoveries.with_failure(budget, observed.now)
+    attempt = 1 + max(current, losses.reported_epoch(observed, pod), *observed.taken_attempts)
+    return Decision(attempt, None, create=True, loss=loss, exhausted=False, budget=budget)
+
+
+def old_pods(
+    observed: Observed, spec: TrainingSessionSpec, decision: Decision
+) -> tuple[tuple[PodDeletion, ...], dict[str, str]]:
+    """Deletions of replaced pods, and for each forced one the reason by name.
+
+    A new attempt never waits for them: the journal keeps them from writing.
+    """
+    deletions: list[PodDeletion] = []
+    forced: dict[str, str] = {}
+    for pod in observed.pods:
+        if pod.attempt >= decision.attempt:
+            continue
+        if pod.deletion_requested is None:
+            deletions.append(PodDeletion(pod.name, pod.uid))
+            continue
+        why = losses.proof_of_death(observed, pod)
+        due = force_due(observed, spec, pod)
+        if not why and due and observed.now >= due:
+            why = f"it was deleted {spec.recovery.force_delete_after_seconds} s ago, and the journal fences it off"
+        if why:
+            deletions.append(PodDeletion(pod.name, pod.uid, force=True))
+            forced[pod.name] = why
+    return tuple(deletions), forced
+
+
+def force_due(observed: Observed, spec: TrainingSessionSpec, pod: Pod) -> datetime | None:
+    """When a pod in deletion may be removed without proof of death; None if never."""
+    if pod.deletion_requested is None or status.fence_mode(observed, spec) != "SharedPosix":
+        return None
+    return pod.deletion_requested + timedelta(seconds=spec.recovery.force_delete_after_seconds)
+
+
+def _stale_tokens(observed: Observed, attempt: int) -> tuple[int, ...]:
+    """The few attempts before this one that have no pod: deleting what is not there costs little and needs no read."""
+    live = {pod.attempt for pod in observed.pods}
+    return tuple(number for number in range(max(1, attempt - 5), attempt) if number not in live)
+
+
+def _poll(decision: Decision, state: health.Health) -> Poll | None:
+    pod = decision.pod
+    if pod is None or not pod.ip or pod.terminal:
+        return None
+    # A lost pod that can't be replaced may come back with its node.
+    return Poll(pod.ip, pod.uid, pod.attempt, 3.0 if state.serving else 1.0)
+
+
+def _requeue_after(
+    observed: Observed, spec: TrainingSessionSpec, decision: Decision, state: health.Health, settings: Settings
+) -> float | None:
+    times: list[datetime] = list(state.deadlines)
+    pod = decision.pod
+    node = observed.nodes.get(pod.node) if pod and pod.node else None
+    if node and node.not_ready_since and decision.loss is None:
+        times.append(node.not_ready_since + timedelta(seconds=settings.node_lost_seconds))
+    if pod and pod.unschedulable_since and pod.avoided_nodes:
+        times.append(pod.unschedulable_since + timedelta(seconds=losses.AVOIDANCE_PATIENCE_SECONDS))
+    for old in observed.pods:
+        due = force_due(observed, spec, old) if old.attempt < decision.attempt else None
+        if due:
+            times.append(due)
+    if decision.exhausted:
+        refill = recoveries.refills_at(spec.recovery.infrastructure, decision.budget)
+        if refill:
+            times.append(refill)
+    if state.volumes.status is not True:
+        times.append(observed.now + timedelta(seconds=CLAIM_RECHECK_SECONDS))
+    if observed.refusal:
+        times.append(observed.refusal.time + timedelta(seconds=REFUSAL_PATIENCE_SECONDS))
+    coming = [(time - observed.now).total_seconds() for time in times if time > observed.now]
+    return min(coming, default=None)

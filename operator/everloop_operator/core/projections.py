@@ -1,0 +1,164 @@
+"""Objects of the API server -> the values of `observed`. What is not needed for a decision is dropped here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from everloop_operator.api import names
+from everloop_operator.api.training_session import TrainingSessionSpec
+from everloop_operator.api.training_session_status import TrainingSessionStatus
+
+from .observed import Claim, Container, Node, Pod, Session
+
+Body = Mapping[str, Any]
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """An RFC 3339 time of the API server, or None."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def format_time(value: datetime) -> str:
+    """RFC 3339 with milliseconds, in UTC."""
+    return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def session_of(body: Body) -> Session:
+    """Never fails: an object that this version can't read becomes a Session with a `problem`."""
+    metadata = body["metadata"]
+    spec, problem = None, ""
+    try:
+        spec = TrainingSessionSpec.model_validate(body.get("spec") or {})
+    except ValidationError as error:
+        problem = "; ".join(f"spec.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+    try:
+        status = TrainingSessionStatus.model_validate(body.get("status") or {})
+    except ValidationError:
+        # Only a version with other limits can have written it. What matters of it is the attempt.
+        raw = (body.get("status") or {}).get("attempt")
+        status = TrainingSessionStatus(attempt=raw if isinstance(raw, int) else 0)
+    return Session(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 1),
+        deleting="deletionTimestamp" in metadata,
+        spec=spec,
+        status=status,
+        problem=problem,
+    )
+
+
+def owner_uid(body: Body) -> str:
+    """UID of the controlling TrainingSession, or ''."""
+    for owner in body["metadata"].get("ownerReferences", ()):
+        if owner.get("controller") and owner["kind"] == names.TRAINING_SESSION_KIND:
+            return str(owner["uid"])
+    return ""
+
+
+def pod_of(body: Body) -> Pod | None:
+    """A session pod, or None if its labels are not ours."""
+    metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    attempt = metadata.get("labels", {}).get(names.LABEL_ATTEMPT, "")
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", attempt):
+        return None
+    conditions = {item["type"]: item for item in status.get("conditions", ())}
+    scheduled = conditions.get("PodScheduled", {})
+    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") in (
+        "Unschedulable",
+        "SchedulerError",
+    )
+    disruption = conditions.get("DisruptionTarget", {})
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        attempt=int(attempt),
+        created=_required_time(metadata["creationTimestamp"]),
+        phase=status.get("phase", "Pending"),
+        node=spec.get("nodeName", ""),
+        ip=status.get("podIP", ""),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        scheduled=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
+        unschedulable_since=parse_time(scheduled.get("lastTransitionTime")) if unschedulable else None,
+        unschedulable_message=scheduled.get("message", "") if unschedulable else "",
+        deletion_requested=_deletion_requested(metadata),
+        disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
+        failure=": ".join(filter(None, (status.get("reason"), status.get("message")))),
+        template_hash=metadata.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        avoided_nodes=frozenset(_avoided(spec)),
+        container=_container(status),
+    )
+
+
+def node_of(body: Body, *, now: datetime, previous: Node | None = None) -> Node:
+    """A node; `previous` keeps the time since which it has not been Ready."""
+    metadata = body["metadata"]
+    ready: Body = next((c for c in (body.get("status") or {}).get("conditions", ()) if c["type"] == "Ready"), {})
+    is_ready = ready.get("status") == "True"
+    since = None
+    if not is_ready:
+        same = previous is not None and previous.uid == metadata["uid"]
+        since = previous.not_ready_since if same and previous is not None and previous.not_ready_since else now
+    return Node(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        hostname=metadata.get("labels", {}).get(names.NODE_HOSTNAME_LABEL, metadata["name"]),
+        ready=is_ready,
+        reason=str(ready.get("reason", "")),
+        not_ready_since=since,
+        out_of_service=any(t["key"] == names.TAINT_OUT_OF_SERVICE for t in body.get("spec", {}).get("taints", ())),
+    )
+
+
+def claim_of(body: Body) -> Claim:
+    """A PersistentVolumeClaim. What the bound volume offers is in its status."""
+    status = body.get("status") or {}
+    modes = status.get("accessModes") or body["spec"].get("accessModes", ())
+    return Claim(name=body["metadata"]["name"], phase=status.get("phase", "Pending"), access_modes=frozenset(modes))
+
+
+def _required_time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _deletion_requested(metadata: Body) -> datetime | None:
+    """DeletionTimestamp is when the grace period ends; what counts here is when deletion was asked for."""
+    ends = parse_time(metadata.get("deletionTimestamp"))
+    return ends - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0) if ends else None
+
+
+def _avoided(spec: Body) -> list[str]:
+    required = (
+        spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    )
+    return [
+        value
+        for term in required.get("nodeSelectorTerms", ())
+        for expression in term.get("matchExpressions", ())
+        if expression["key"] == names.NODE_HOSTNAME_LABEL and expression["operator"] == "NotIn"
+        for value in expression["values"]
+    ]
+
+
+def _container(status: Body) -> Container:
+    found = [item for item in status.get("containerStatuses", ()) if item["name"] == names.TRAINER_CONTAINER]
+    if not found:
+        return Container()
+    state, last = found[0].get("state", {}), found[0].get("lastState", {})
+    waiting = state.get("waiting", {})
+    ended = state.get("terminated") or last.get("terminated") or {}
+    return Container(
+        waiting_reason=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        restarts=found[0].get("restartCount", 0),
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason", ""),
+        exit_message=ended.get("message", "").strip(),
+        finished=parse_time(ended.get("finishedAt")),
+    )

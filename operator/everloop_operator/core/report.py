@@ -1,0 +1,97 @@
+"""The trainer's own report (`GET /status` of the session pod), read tolerantly: a newer trainer may say more."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+Short = Annotated[str, StringConstraints(max_length=253)]
+Long = Annotated[str, StringConstraints(max_length=4096)]
+
+
+def _rfc3339(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("a time without a zone")
+    return text
+
+
+Stamp = Annotated[str, StringConstraints(max_length=40), AfterValidator(_rfc3339)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="ignore", frozen=True)
+
+
+class Incarnation(_Part):
+    """Which incarnation of the session's storage the server is."""
+
+    number: int
+    attempt: int
+    boot: int
+    pod_uid: Short = Field(alias="podUID")
+
+
+class BaseModelReport(_Part):
+    """The base model; the hash is empty until an engine has loaded it."""
+
+    name: Short
+    revision: Short = ""
+    manifest_sha256: Annotated[str, StringConstraints(max_length=64)] = Field(default="", alias="manifestSHA256")
+
+
+class CheckpointReport(_Part):
+    """A model's newest checkpoint."""
+
+    name: Short
+    step: int = 0
+    time: Stamp | None = None
+    path: Long = ""
+    bytes: int = 0
+
+
+class ModelReport(_Part):
+    """One model (LoRA adapter)."""
+
+    id: Short
+    rank: int = 0
+    step: int = 0
+    latest_checkpoint: CheckpointReport | None = None
+
+
+class StorageReport(_Part):
+    """The storage; `error` is empty while all is well."""
+
+    error: Long = ""
+
+
+class RecoveryReport(_Part):
+    """One recovery that the server went through."""
+
+    id: Annotated[str, StringConstraints(max_length=64)]
+    reason: Annotated[str, StringConstraints(max_length=64)]
+    resumed_from: Long = ""
+    replayed_operations: int = 0
+    lost_operations: int = 0
+    seconds: Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?$")] | None = None
+    time: Stamp
+
+
+class TrainerReport(_Part):
+    """The whole report."""
+
+    state: Annotated[str, StringConstraints(max_length=32)]
+    """Starting, Recovering or Serving."""
+    incarnation: Incarnation | None = None
+    base_model: BaseModelReport | None = None
+    models: list[ModelReport] = []
+    last_snapshot_time: Stamp | None = None
+    storage: StorageReport = StorageReport()
+    recoveries: list[RecoveryReport] = []
+
+    @property
+    def serving(self) -> bool:
+        """Whether the engine is up and every model is restored."""
+        return self.state == "Serving"
