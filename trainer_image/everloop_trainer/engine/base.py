@@ -1,0 +1,104 @@
+"""The frozen base model, its tokenizer, and the identity of its files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from everloop_trainer.engine.config import SpareConfig
+from everloop_trainer.engine.lora import Adapter, AdapterSlot, Target, find_targets
+
+_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class BaseModel:
+    """A decoder with frozen weights whose forward pass is split at the head.
+
+    Attributes:
+        vocab_size: number of token ids.
+        max_sequence_length: tokens.
+        eos_ids: token ids that end a text.
+        targets: modules that can carry a LoRA term.
+        files_sha256: hash over names and contents of all files of the model directory.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, config: SpareConfig, files_sha256: str) -> None:
+        limit = model.config.max_position_embeddings
+        if config.max_sequence_length > limit:
+            raise ValueError(f"max_sequence_length {config.max_sequence_length} exceeds the base model's {limit}")
+        model.eval()
+        model.requires_grad_(False)
+        self._decoder: nn.Module = model.base_model
+        self._head: nn.Module = model.get_output_embeddings()
+        self.tokenizer = tokenizer
+        self.name = config.base_model
+        self.vocab_size = int(model.config.vocab_size)
+        self.max_sequence_length = config.max_sequence_length
+        self.eos_ids = _eos_ids(model)
+        self.files_sha256 = files_sha256
+        self.targets: tuple[Target, ...] = find_targets(model, self._head)
+        self._slot = AdapterSlot(model, self.targets)
+
+    def use(self, adapter: Adapter | None) -> None:
+        """Let `adapter` take part in the following forward passes; None is the base model alone."""
+        self._slot.active = adapter
+
+    def hidden(self, tokens: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        """Return the last hidden states (rows, length, hidden) of `tokens` int64 (rows, length).
+
+        Rows may be padded on the right with any token: attention is causal, so padding changes nothing before it.
+        With a `cache` (transformers DynamicCache) the tokens continue what is in it.
+        """
+        return self._decoder(input_ids=tokens, cache=cache, use_cache=cache is not None).last_hidden_state
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits (n, vocab_size) of hidden states (n, hidden)."""
+        return self._head(hidden).float()
+
+
+def load_base(config: SpareConfig) -> BaseModel:
+    """Load and freeze the base model, without network.
+
+    Raises:
+        ValueError: the architecture is not supported or too short for the configured sequence length.
+        OSError: the directory is not a complete transformers model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    path = config.model_path
+    architectures = AutoConfig.from_pretrained(path, local_files_only=True).architectures or []
+    if not set(architectures) & set(_ARCHITECTURES):
+        raise ValueError(f"{path}: unsupported architecture {architectures}; supported: {', '.join(_ARCHITECTURES)}")
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=_DTYPES[config.dtype], local_files_only=True, use_safetensors=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    return BaseModel(model, tokenizer, config, manifest_sha256(path))
+
+
+def manifest_sha256(directory: Path) -> str:
+    """Hash a model directory: SHA-256 over the sorted lines `<relative name> <hex sha256 of content>` + newline.
+
+    Anything whose name or folder starts with a dot (mount and download book-keeping) is left out.
+    """
+    lines = []
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            with path.open("rb") as file:
+                lines.append(f"{name.as_posix()} {hashlib.file_digest(file, 'sha256').hexdigest()}\n")
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def _eos_ids(model: Any) -> frozenset[int]:
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = model.config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])

@@ -1,0 +1,230 @@
+"""An engine: answers the requests on its connection one at a time, and is gone when the connection is.
+
+Bad content ends as an answer of category `user`, lack of memory or storage as one of category `server`; both leave the
+state as it was. Anything else is a defect: the process logs it and exits, and the server goes on with a new engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from everloop_trainer.engine import framing, state
+from everloop_trainer.engine.adam import AdamParams
+from everloop_trainer.engine.base import BaseModel
+from everloop_trainer.engine.config import SpareConfig
+from everloop_trainer.engine.datums import Limits, parse_request
+from everloop_trainer.engine.errors import ContentError, StateError
+from everloop_trainer.engine.lora import Adapter, LoraSpec
+from everloop_trainer.engine.model import LoraModel, load_adapter
+from everloop_trainer.engine.sampling import SampleRequest, sample
+from everloop_trainer.engine.spare import EXIT_DEFECT
+
+_log = logging.getLogger(__name__)
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
+_FROZEN_ADAPTERS = 4
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+class Worker:
+    """The request loop of one engine process."""
+
+    def __init__(self, connection: socket.socket, base: BaseModel, config: SpareConfig) -> None:
+        self._connection = connection
+        self._base = base
+        self._config = config
+        self._limits = Limits(base.vocab_size, base.max_sequence_length)
+        self._models: dict[str, LoraModel] = {}
+        self._frozen: OrderedDict[str, Adapter] = OrderedDict()
+        self._sending = threading.Lock()
+        self._snapshots: queue.SimpleQueue[tuple[str, int, Path, state.StateFile]] = queue.SimpleQueue()
+        self._operations: dict[str, Callable[[Mapping[str, Any], bytes], Answer]] = {
+            "init": self._init,
+            "restore": self._restore,
+            "drop": self._drop,
+            "forward_backward": self._forward_backward,
+            "optim_step": self._optim_step,
+            "drop_gradients": self._drop_gradients,
+            "write": self._write,
+            "snapshot": self._snapshot,
+            "sample": self._sample,
+        }
+
+    def run(self) -> int:
+        """Serve until the connection ends and return the exit status 0. Any exception is a defect."""
+        threading.excepthook = _end_with_thread
+        threading.Thread(target=_exit_with_connection, args=(self._connection,), daemon=True).start()
+        threading.Thread(target=self._write_snapshots, daemon=True).start()
+        try:
+            self._send(self._hello())
+            while True:
+                header, body = framing.receive(self._connection)
+                self._answer(header, body)
+        except (EOFError, OSError) as error:
+            _log.info("engine ends: %s", error)
+            return 0
+        except Exception:
+            _log.exception("engine ends: defect")
+            raise
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "event": "hello",
+            "pid": os.getpid(),
+            "base_model": self._base.name,
+            "vocab_size": self._base.vocab_size,
+            "max_sequence_length": self._base.max_sequence_length,
+            "files_sha256": self._base.files_sha256,
+            "dtype": self._config.dtype,
+            "threads": torch.get_num_threads(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "torch": torch.__version__,
+        }
+
+    def _answer(self, header: Mapping[str, Any], body: bytes) -> None:
+        operation = self._operations[header["op"]]
+        try:
+            answer, content = operation(header, body)
+        except ContentError as error:
+            answer, content = {"ok": False, "error": str(error), "category": "user"}, b""
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            _log.warning("%s failed: out of memory", header["op"])
+            answer, content = {"ok": False, "error": "the engine is out of memory", "category": "server"}, b""
+        except (StateError, OSError) as error:
+            _log.warning("%s failed: %s", header["op"], error)
+            answer, content = {"ok": False, "error": str(error), "category": "server"}, b""
+        else:
+            answer = {"ok": True, **answer}
+        self._send({"id": header["id"], **answer}, content)
+
+    def _send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        with self._sending:
+            framing.send(self._connection, header, body)
+
+    def _model(self, header: Mapping[str, Any]) -> LoraModel:
+        try:
+            return self._models[header["model"]]
+        except KeyError:
+            raise StateError(f"model {header['model']!r} is not loaded") from None
+
+    def _init(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        spec = _lora_spec(header)
+        spec.check(self._config.max_rank)
+        model = self._models[header["model"]] = LoraModel.fresh(self._base, spec)
+        return {"parameters": model.parameters}, b""
+
+    def _restore(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        spec = _lora_spec(header["lora"])
+        spec.check(self._config.max_rank)
+        path = Path(header["path"])
+        _check_sha256(path, header["sha256"])
+        model = self._models[header["model"]] = LoraModel.restored(self._base, path, spec, header["parts"])
+        return {"seq": model.seq, "step": model.step, "gradients": model.has_gradients}, b""
+
+    def _drop(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        self._models.pop(header["model"], None)
+        return {}, b""
+
+    def _forward_backward(self, header: Mapping[str, Any], body: bytes) -> Answer:
+        model = self._model(header)
+        data = parse_request(body, self._limits)
+        run = model.forward if header["forward_only"] else model.forward_backward
+        outcome = run(self._base, header["seq"], data, self._config.micro_batch_tokens)
+        return {}, outcome.to_proto()
+
+    def _optim_step(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        params = AdamParams(**{name: float(header[name]) for name in AdamParams.__dataclass_fields__})
+        return {"metrics": self._model(header).optim_step(header["seq"], params)}, b""
+
+    def _drop_gradients(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        self._model(header).drop_gradients(header["seq"])
+        return {}, b""
+
+    def _write(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        content = self._model(header).state(header["seq"], header["parts"], copy=False)
+        return asdict(state.write_state(Path(header["path"]), content)), b""
+
+    def _snapshot(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        content = self._model(header).state(header["seq"], "all", copy=True)
+        self._snapshots.put((header["model"], header["seq"], Path(header["path"]), content))
+        return {}, b""
+
+    def _write_snapshots(self) -> None:
+        """Write snapshots in the background; no torch here, so the bits of what is being computed stay as they are."""
+        while True:
+            model, seq, path, content = self._snapshots.get()
+            event: dict[str, Any] = {"model": model, "seq": seq, "path": str(path)}
+            started = time.monotonic()
+            try:
+                written = state.write_state(path, content)
+            except OSError as error:
+                _log.warning("snapshot %s failed: %s", path, error)
+                self._send({"event": "write_failed", **event, "error": str(error)})
+            else:
+                _log.info("snapshot %s: %d bytes in %.2f s", path, written.bytes, time.monotonic() - started)
+                self._send({"event": "written", **event, **asdict(written)})
+
+    def _sample(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        adapter = None if header["weights"] is None else self._frozen_adapter(header)
+        request = SampleRequest(**{name: header[name] for name in SampleRequest.__dataclass_fields__})
+        self._base.use(adapter)
+        return {}, sample(self._base, request)
+
+    def _frozen_adapter(self, header: Mapping[str, Any]) -> Adapter:
+        """Return stored weights to sample from, by the hash of their file; the least recently used make room."""
+        digest = header["sha256"]
+        adapter = self._frozen.pop(digest, None)
+        if adapter is None:
+            path = Path(header["weights"])
+            _check_sha256(path, digest)
+            adapter, _ = load_adapter(self._base, path, _lora_spec(header["lora"]), "weights")
+        self._frozen[digest] = adapter
+        while len(self._frozen) > _FROZEN_ADAPTERS:
+            self._frozen.popitem(last=False)
+        return adapter
+
+
+def _lora_spec(values: Mapping[str, Any]) -> LoraSpec:
+    return LoraSpec(**{name: values[name] for name in LoraSpec.__dataclass_fields__})
+
+
+def _check_sha256(path: Path, expected: str) -> None:
+    found = state.file_sha256(path)
+    if found != expected:
+        raise StateError(f"{path}: SHA-256 is {found}, expected {expected}")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Tell lack of memory from a defect: on CPU torch reports it as a plain RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)
+
+
+def _end_with_thread(failure: threading.ExceptHookArgs) -> None:
+    """End the process: an engine whose snapshots silently stopped would be worse than none."""
+    _log.error("engine ends: %s failed: %r", failure.thread, failure.exc_value)
+    os._exit(EXIT_DEFECT)
+
+
+def _exit_with_connection(connection: socket.socket) -> None:
+    """Wait for the peer to close the connection and end the process at once, whatever it is doing."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+    while not poll.poll():
+        pass
+    os._exit(0)
