@@ -1,0 +1,154 @@
+"""What the chart installs with its default values."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from everloop_operator.api import names
+from tests.chart.conftest import CHART, REPOSITORY, Helm, pick, pod_specs
+
+Objects = list[dict[str, Any]]
+
+
+def test_lint_finds_nothing(helm: Helm) -> None:
+    """Helm's own linter, with warnings as errors."""
+    done = helm.run("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_crd_copies_equal_the_generated_files() -> None:
+    """The chart ships the generated CRDs byte for byte: `make crds` was run."""
+    generated = {path.name: path.read_bytes() for path in (REPOSITORY / "crds").glob("*.yaml")}
+    assert generated
+    assert {path.name: path.read_bytes() for path in (CHART / "crds-src").iterdir()} == generated
+
+
+def test_installed_crds_say_what_the_generated_say(objects: Objects) -> None:
+    """Passing through the template changes nothing in a CRD but labels and the annotation that keeps it."""
+    for path in (REPOSITORY / "crds").glob("*.yaml"):
+        generated = yaml.safe_load(path.read_text())
+        installed = pick(objects, "CustomResourceDefinition", generated["metadata"]["name"])
+        assert installed["spec"] == generated["spec"]
+        assert installed["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_crds_can_be_left_out_and_let_go(helm: Helm) -> None:
+    """crds.enabled and crds.keep do what they say."""
+    kinds = {o["kind"] for o in helm.template({"crds": {"enabled": False}})}
+    assert "CustomResourceDefinition" not in kinds
+    let_go = helm.template({"crds": {"keep": False}})
+    crd = pick(let_go, "CustomResourceDefinition", f"{names.TRAINING_SESSION_PLURAL}.{names.GROUP}")
+    assert "helm.sh/resource-policy" not in crd["metadata"].get("annotations", {})
+
+
+def test_pods_meet_the_restricted_standard(objects: Objects) -> None:
+    """Every pod could run in a namespace that enforces the restricted Pod Security Standard, root file system shut."""
+    specs = dict(pod_specs(objects))
+    assert set(specs) == {"everloop-operator", "everloop-gateway"}
+    for spec in specs.values():
+        assert spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"requests", "limits"} <= set(container["resources"])
+            assert {"livenessProbe", "readinessProbe"} <= set(container)
+            assert "command" not in container
+
+
+def test_one_operator_and_two_gateways_on_different_nodes(objects: Objects) -> None:
+    """The operator is replaced before its successor starts; the gateways spread."""
+    operator = pick(objects, "Deployment", "everloop-operator")["spec"]
+    assert operator["replicas"] == 1
+    assert operator["strategy"] == {"type": "Recreate"}
+    gateway = pick(objects, "Deployment", "everloop-gateway")["spec"]
+    assert gateway["replicas"] == 2
+    (spread,) = gateway["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == names.NODE_HOSTNAME_LABEL
+    assert spread["labelSelector"]["matchLabels"] == gateway["selector"]["matchLabels"]
+
+
+def test_pods_leave_a_lost_node_within_seconds(helm: Helm) -> None:
+    """Both Deployments tolerate a dead node for evictionSeconds, not for Kubernetes' five minutes."""
+    for _, spec in pod_specs(helm.template({"evictionSeconds": 7})):
+        assert {
+            toleration["key"]: toleration["tolerationSeconds"]
+            for toleration in spec["tolerations"]
+            if toleration["effect"] == "NoExecute"
+        } == {"node.kubernetes.io/not-ready": 7, "node.kubernetes.io/unreachable": 7}
+
+
+def test_environment_is_the_one_the_programs_read(helm: Helm) -> None:
+    """Variables by name and value; the address of a pod comes from the pod."""
+    values = {"trainerImage": "trainer:7", "operator": {"nodeLostSeconds": 3.5}, "logLevel": "DEBUG"}
+    specs = dict(pod_specs(helm.template(values, namespace="ours")))
+    environments = {
+        name: {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in spec["containers"][0]["env"]}
+        for name, spec in specs.items()
+    }
+    common = {
+        "POD_IP": {"fieldRef": {"fieldPath": "status.podIP"}},
+        "EVERLOOP_RELEASE_NAMESPACE": "ours",
+        "EVERLOOP_LOG_LEVEL": "DEBUG",
+    }
+    assert environments["everloop-gateway"] == common
+    assert environments["everloop-operator"] == {
+        **common,
+        "EVERLOOP_TRAINER_IMAGE": "trainer:7",
+        "EVERLOOP_GATEWAY_ENDPOINT": f"http://everloop-gateway.ours:{names.GATEWAY_PORT}",
+        "EVERLOOP_NODE_LOST_SECONDS": "3.5",
+    }
+
+
+def test_service_leads_to_the_gateway(objects: Objects) -> None:
+    """The Service's selector picks the gateway's pods, and its port is the one that they listen on."""
+    service = pick(objects, "Service", "everloop-gateway")["spec"]
+    gateway = pick(objects, "Deployment", "everloop-gateway")["spec"]["template"]
+    assert service["selector"].items() <= gateway["metadata"]["labels"].items()
+    operator = pick(objects, "Deployment", "everloop-operator")["spec"]["template"]
+    assert not service["selector"].items() <= operator["metadata"]["labels"].items()
+    (port,) = service["ports"]
+    (listening,) = gateway["spec"]["containers"][0]["ports"]
+    assert port["port"] == listening["containerPort"] == names.GATEWAY_PORT
+    assert port["targetPort"] == listening["name"]
+
+
+def test_catalogue_holds_the_values(helm: Helm) -> None:
+    """The ConfigMap that the gateway follows says what values.yaml says, and is an empty list without any."""
+    catalogue = [{"name": "org/model", "aliases": ["model"], "tokenizer_id": "/models/m", "alpha": 32}]
+    for given in (catalogue, []):
+        config_map = pick(helm.template({"catalogue": given}), "ConfigMap", names.CATALOGUE_CONFIG_MAP)
+        assert json.loads(config_map["data"][names.CATALOGUE_FIELD]) == given
+
+
+def test_every_value_is_explained() -> None:
+    """A comment stands above each value, and the schema knows exactly the values that are there."""
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    for number, line in enumerate(lines):
+        key = re.match(r"(  )?(\w+):", line)
+        if key and key[0] not in ("crds:", "operator:", "gateway:"):
+            assert lines[number - 1].lstrip().startswith("#"), f"{key[2]} has no comment"
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    _same_keys(yaml.safe_load("\n".join(lines)), schema, "values")
+
+
+def _same_keys(values: Any, schema: dict[str, Any], where: str) -> None:
+    properties = schema.get("properties")
+    if properties is None or not isinstance(values, dict):
+        return
+    assert set(values) == set(properties) - {"global"}, where
+    for key, value in values.items():
+        _same_keys(value, properties[key], f"{where}.{key}")

@@ -1,0 +1,58 @@
+"""Wrong values are refused before anything is installed, and the refusal names the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chart.conftest import CHART, Helm
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"image": ""}, "image"),
+        ({"imagePullPolicy": "Sometimes"}, "imagePullPolicy"),
+        ({"gateway": {"replicas": 1}}, "gateway/replicas"),
+        ({"gateway": {"endpoint": "everloop.example.com"}}, "gateway/endpoint"),
+        ({"gateway": {"replica": 3}}, "replica"),
+        ({"operator": {"nodeLostSeconds": 0}}, "operator/nodeLostSeconds"),
+        ({"operator": {"resources": {"limit": {}}}}, "limit"),
+        ({"catalogue": [{"aliases": ["a"]}]}, "catalogue/0"),
+        ({"catalogue": [{"name": "m", "alpha": "32"}]}, "catalogue/0/alpha"),
+        ({"evictionSeconds": "5"}, "evictionSeconds"),
+        ({"nodeLostSeconds": 2}, "nodeLostSeconds"),
+    ],
+)
+def test_wrong_value_is_named(helm: Helm, values: dict[str, Any], named: str) -> None:
+    """The schema refuses it."""
+    done = helm.run("template", "everloop", str(CHART), values=values)
+    assert done.returncode != 0
+    assert named in done.stderr, done.stderr
+
+
+def test_right_values_reach_the_pods(helm: Helm) -> None:
+    """Placement, resources and pull secrets of each component arrive where Kubernetes looks for them."""
+    component: dict[str, Any] = {
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}],
+        "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}},
+    }
+    values = {
+        "operator": component,
+        "gateway": {**component, "replicas": 3},
+        "imagePullSecrets": [{"name": "registry"}],
+    }
+    deployments = [o for o in helm.template(values) if o["kind"] == "Deployment"]
+    assert {d["metadata"]["name"]: d["spec"]["replicas"] for d in deployments} == {
+        "everloop-gateway": 3,
+        "everloop-operator": 1,
+    }
+    for deployment in deployments:
+        spec = deployment["spec"]["template"]["spec"]
+        assert spec["nodeSelector"] == component["nodeSelector"]
+        assert component["tolerations"][0] in spec["tolerations"]
+        resources = spec["containers"][0]["resources"]
+        assert (resources["requests"]["cpu"], resources["limits"]["memory"]) == ("1", "1Gi")
+        assert spec["imagePullSecrets"] == [{"name": "registry"}]

@@ -1,0 +1,23 @@
+"""The commands that a person types."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from tests.house.tree import REPOSITORY
+
+
+def test_make_explains_itself() -> None:
+    """`make` alone prints every target with one line about it, and starts nothing."""
+    done = subprocess.run(["make"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    declared = re.findall(r"^\.PHONY: (\S+)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert len(declared) > 5
+    for target in declared:
+        assert re.search(rf"^  make {target} +\w", done.stdout, re.MULTILINE), target
+
+
+def test_ci_runs_what_people_run() -> None:
+    """.ci/run ends in `make test`."""
+    script = REPOSITORY / ".ci" / "run"
+    assert script.read_text().splitlines()[-1] == "exec make test"
