@@ -171,20 +171,20 @@ class Runner:
     async def _serve(self, engine: Engine) -> None:
         """Run operations until drained. Raises ConnectionError or EOFError when the engine is lost."""
         lost = asyncio.create_task(engine.wait_lost(), name="engine lost")
+        lost.add_done_callback(lambda _: self._wake.set())
         try:
             while not self._draining:
                 self._wake.clear()
-                entry = self._next()
-                if entry is not None:
-                    await self._run_one(engine, entry)
-                    continue
-                offered = asyncio.create_task(self._wake.wait(), name="operation offered")
-                await asyncio.wait({offered, lost}, return_when=asyncio.FIRST_COMPLETED)
-                offered.cancel()
                 if lost.done():
                     raise ConnectionError("the engine closed its connection")
+                entry = self._next()
+                if entry is None:
+                    await self._wake.wait()
+                else:
+                    await self._run_one(engine, entry)
         finally:
             lost.cancel()
+            await asyncio.wait({lost})
 
     def _next(self) -> Entry | None:
         """The operation whose turn it is; its stream goes to the end of the round."""

@@ -1,0 +1,197 @@
+"""A session over a disk in memory and fake engines, started and started again; and a client that never forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from everloop_trainer.session.errors import Fenced, StorageFailed
+from everloop_trainer.session.operations import (
+    CreateModel,
+    ForwardBackward,
+    Operation,
+    OptimStep,
+    Sample,
+    SaveWeights,
+    SaveWeightsForSampler,
+)
+from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
+from everloop_trainer.session.service import SessionConfig, SessionService
+from everloop_trainer.session.status import BaseModel
+from everloop_trainer.store.journal import JournalWriter
+from everloop_trainer.store.opening import Claimant, OpenedStore, open_store
+from tests.session.fake_engine import FakeEngine, FakeSource
+from tests.store.crash_files import CrashFiles, Disk
+
+BASE = BaseModel("smol", "r1", "ab" * 32)
+SESSION = "s-0123456789abcdef-0123456789abcdef"
+A = f"{SESSION}:train:0"
+B = f"{SESSION}:train:1"
+SAMPLER = f"{SESSION}:sample:0"
+TIME = "2030-01-01T00:00:00Z"
+PATIENCE = 20.0
+
+
+def claimant(attempt: int = 1, pod: str = "pod-1", base: BaseModel = BASE) -> Claimant:
+    return Claimant("tenant", "run", base, attempt, pod)
+
+
+def create(model: str, rank: int = 4, seed: int | None = 7, base: str = "smol") -> Operation:
+    return Operation(model, 0, CreateModel(base, rank, seed, True, True, True))
+
+
+def fb(model: str, seq: int, body: bytes = b"tokens", *, forward_only: bool = False) -> Operation:
+    return Operation(model, seq, ForwardBackward(forward_only, "cross_entropy"), body)
+
+
+def optim(model: str, seq: int, learning_rate: float = 1e-3) -> Operation:
+    return Operation(model, seq, OptimStep(learning_rate, 0.9, 0.95, 1e-12, 0.0, 0.0))
+
+
+def save(model: str, seq: int, name: str | None, *, overwrite: bool = False) -> Operation:
+    return Operation(model, seq, SaveWeights(name, overwrite=overwrite))
+
+
+def freeze(model: str, seq: int, sampler: int | None, name: str | None = None) -> Operation:
+    return Operation(model, seq, SaveWeightsForSampler(name, sampler))
+
+
+def sample(stream: str, seq: int, weights: str | None = "sampler", seed: int | None = 5) -> Operation:
+    return Operation(stream, seq, Sample((1, 2, 3), 1, 4, 1.0, 1.0, -1, None, seed, weights))
+
+
+@dataclass
+class Running:
+    """One incarnation that serves."""
+
+    files: CrashFiles
+    store: OpenedStore
+    service: SessionService
+    source: FakeSource
+    task: asyncio.Task[None]
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self.source.engines[-1]
+
+    async def settled(self) -> None:
+        """Return when nothing is pending and no snapshot is under way."""
+        async with asyncio.timeout(PATIENCE):
+            while self.service.status().state != "Serving" or any(m.pending for m in self.service.status().models):
+                await asyncio.sleep(0)
+                if self.task.done():
+                    await self.task
+
+
+@asynccontextmanager
+async def running(
+    disk: Disk,
+    *,
+    files: CrashFiles | None = None,
+    attempt: int = 1,
+    pod: str = "pod-1",
+    replay_budget: float = 0.0,
+    hook: Callable[[FakeEngine, str], None] | None = None,
+    max_models: int = 4,
+    max_rank: int = 64,
+    available: bool = True,
+    fence_interval: float = 0.01,
+) -> AsyncIterator[Running]:
+    """A started incarnation; leaving the block kills its process."""
+    files = files or CrashFiles(disk)
+    clock = itertools.count()
+    store = await open_store(files, claimant(attempt, pod), TIME)
+    source = FakeSource(files, hook, available=available)
+    config = SessionConfig(
+        incarnation=store.incarnation,
+        previous=store.previous,
+        lineage=store.lineage,
+        base_model=BASE,
+        max_models=max_models,
+        max_rank=max_rank,
+        replay_budget=replay_budget,
+        monotonic=lambda: float(next(clock)),
+        now=lambda: TIME,
+        fence_interval=fence_interval,
+    )
+    service = SessionService(config, store.journal, store.states, source, store.history)
+    task = asyncio.create_task(service.run())
+    try:
+        yield Running(files, store, service, source, task)
+    finally:
+        files.kill()
+        await stop(task, store.journal)
+
+
+async def stop(task: asyncio.Task[None], journal: JournalWriter) -> None:
+    """End what runs in this process; its file layer is dead already, or of no interest any more."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await journal.close()
+
+
+@dataclass
+class Client:
+    """A client that sends steps of operations, and remembers for ever what it was told.
+
+    `acknowledged` and `told` outlive incarnations: a later one that contradicts them has broken the promise.
+    """
+
+    acknowledged: set[str] = field(default_factory=set)
+    told: dict[str, Succeeded | Failed] = field(default_factory=dict)
+
+    async def play(self, service: SessionService, steps: Iterable[list[Operation]]) -> None:
+        """Send each step's operations at once, then wait for all of its outcomes. Repeats what was sent before."""
+        for request in sorted(self.acknowledged):
+            assert not isinstance(await service.outcome(request, 0), Unknown), f"{request} was acknowledged and lost"
+        for step in steps:
+            await asyncio.gather(*(self.send(service, operation) for operation in step))
+            for operation in step:
+                await self.ask(service, operation.request_id)
+
+    async def send(self, service: SessionService, operation: Operation) -> None:
+        await service.accept(operation)
+        self.acknowledged.add(operation.request_id)
+
+    async def ask(self, service: SessionService, request: str) -> Succeeded | Failed:
+        outcome = await service.outcome(request, PATIENCE)
+        assert not isinstance(outcome, Pending | Unknown), f"{request}: {outcome}"
+        assert self.told.setdefault(request, outcome) == outcome, f"{request} was told differently before"
+        return outcome
+
+
+LOOP: list[list[Operation]] = [
+    [create(A), create(B, rank=8, seed=9)],
+    [fb(A, 1, b"a1"), fb(A, 2, b"a2"), optim(A, 3), fb(B, 1, b"b1"), optim(B, 2)],
+    [freeze(A, 4, 0)],
+    [sample(SAMPLER, 0), fb(A, 5, b"a5"), optim(A, 6), fb(B, 3, b"b3"), optim(B, 4)],
+    [save(B, 5, "half"), fb(A, 7, b"bad"), optim(A, 8)],
+    [fb(A, 9, b"a9"), optim(A, 10), fb(B, 6, b"b6"), optim(B, 7)],
+]
+"""A loop on two models with everything in it: chunks, a sampler, a checkpoint, and a failure that costs a step."""
+
+
+def states(engine: FakeEngine) -> dict[str, bytes]:
+    """The adapters of an engine, byte for byte."""
+    return {model: adapter.dump() for model, adapter in engine.models.items()}
+
+
+async def unbroken() -> tuple[dict[str, bytes], dict[str, Succeeded | Failed]]:
+    """Final adapters and outcomes of the loop that nothing happens to."""
+    client = Client()
+    async with running(Disk()) as world:
+        await client.play(world.service, LOOP)
+        await world.settled()
+        return states(world.engine), client.told
+
+
+Over = (Fenced, StorageFailed)
+
+
+def pods() -> Iterator[tuple[int, str]]:
+    """Attempts and pod names for one incarnation after another, each in a new pod."""
+    for attempt in itertools.count(1):
+        yield attempt, f"pod-{attempt}"
