@@ -1,0 +1,120 @@
+"""The operator process: `python -m everloop_operator`. The only place that puts the parts together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from datetime import UTC, datetime
+
+import structlog
+
+from everloop_operator.api.tokens import session_token
+from everloop_operator.cluster import kube, trainer, watch
+from everloop_operator.core.plan import Settings
+from everloop_operator.loop.cache import Cache
+from everloop_operator.loop.execute import Executor
+from everloop_operator.loop.liveness import Liveness
+from everloop_operator.loop.observe import Observer
+from everloop_operator.loop.poller import Poller
+from everloop_operator.loop.ports import ClusterError
+from everloop_operator.loop.resync import Resync
+from everloop_operator.loop.work_queue import WorkQueue
+from everloop_operator.loop.worker import Worker
+
+from .settings import OperatorSettings, SettingsError, read
+
+LIVENESS_PORT = 8081
+
+log = structlog.get_logger()
+
+
+def now() -> datetime:
+    """The clock."""
+    return datetime.now(UTC)
+
+
+async def operate(settings: OperatorSettings, stop: asyncio.Event, *, liveness: bool = True) -> None:
+    """Runs until `stop` is set. Raises ClusterError when the cluster is not fit for it, and what ends a watch."""
+    cluster = kube.Kube(await kube.load_configuration())
+    client = trainer.TrainerClient()
+    queue, cache = WorkQueue(), Cache(now)
+    poller = Poller(client, queue.add, now)
+    try:
+        await cluster.self_check()
+        master = await cluster.master_key(settings.release_namespace)
+
+        def token(uid: str, attempt: int) -> str:
+            return session_token(master, uid, attempt)
+
+        executor = Executor(cluster, cache, token, now)
+        observer = Observer(cluster, cache, poller, now)
+        plan_settings = Settings(settings.trainer_image, settings.gateway_endpoint, settings.node_lost_seconds)
+        worker = Worker(queue, cache, observer, executor, poller, token, plan_settings)
+        resync = Resync(cluster, cache, queue)
+        alive = Liveness(queue, resync)
+        # Before the first pass everything is known: a session whose pod was not listed yet would look lost.
+        await resync.once()
+        endpoint = f"http://{settings.pod_ip}:{LIVENESS_PORT}/healthz" if liveness else None
+        log.info("started", sessions=len(cache.keys()), nodes=len(cache.nodes()))
+        tasks = [
+            asyncio.create_task(task)
+            for task in (
+                watch.watch(watch.registry(cache, queue, alive), liveness_endpoint=endpoint, stop=stop),
+                worker.run(),
+                resync.run(),
+                alive.run(),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+    finally:
+        queue.close()
+        await poller.close()
+        await client.close()
+        await cluster.close()
+
+
+async def _main(settings: OperatorSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await operate(settings, stop)
+
+
+def configure_logging() -> None:
+    """JSON lines on stderr; of the libraries only what needs attention."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+
+
+def main() -> int:
+    """The command."""
+    configure_logging()
+    try:
+        asyncio.run(_main(read(os.environ)))
+    except (SettingsError, ClusterError, ValueError) as error:
+        log.error("cannot run", problem=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""`loop.ports.Cluster` on kubernetes.aio: the only caller of the API server besides kopf's watches.
+
+Bodies are plain dicts (building typed objects would block the loop for seconds with many pods), every request has one
+number as its timeout (the client hands aiohttp a (connect, read) pair that it refuses), and at most 16 run at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import secrets
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+
+from everloop_operator.api import names, tokens
+from everloop_operator.core.events import Event
+from everloop_operator.core.projections import format_time
+from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Listed, Refused
+
+REQUEST_SECONDS = 30.0
+CONCURRENT_REQUESTS = 16
+PAGE = 500
+APPLY = "application/apply-patch+yaml"
+SESSIONS = f"/apis/{names.API_VERSION}"
+POD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_TRAINER}"
+
+_ERRORS: dict[int, type[ClusterError]] = {403: Refused, 404: Absent, 409: Conflict, 422: Refused}
+
+
+async def load_configuration() -> Any:
+    """The client configuration of this process: `KUBECONFIG` if it is set, else the pod's service account."""
+    configuration = client.Configuration()
+    kubeconfig = os.environ.get("KUBECONFIG")
+    if kubeconfig:
+        await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+    else:
+        config.load_incluster_config(client_configuration=configuration)
+    return configuration
+
+
+class Kube:
+    """An API server."""
+
+    def __init__(self, configuration: Any) -> None:
+        self._client = client.ApiClient(configuration)
+        self._slots = asyncio.Semaphore(CONCURRENT_REQUESTS)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+    # --- reading ---
+
+    async def list_sessions(self) -> Listed:
+        """All TrainingSessions."""
+        return await self._list(f"{SESSIONS}/{names.TRAINING_SESSION_PLURAL}")
+
+    async def list_pods(self) -> Listed:
+        """All session pods."""
+        return await self._list("/api/v1/pods", labelSelector=POD_SELECTOR)
+
+    async def list_nodes(self) -> Listed:
+        """All nodes."""
+        return await self._list("/api/v1/nodes")
+
+    async def pod(self, namespace: str, name: str) -> Body:
+        """A pod. Raises Absent."""
+        return await self._call("GET", _path(namespace, "pods", name))
+
+    async def node(self, name: str) -> Body:
+        """A node. Raises Absent."""
+        return await self._call("GET", f"/api/v1/nodes/{quote(name)}")
+
+    async def claim(self, namespace: str, name: str) -> Body:
+        """A PersistentVolumeClaim. Raises Absent."""
+        return await self._call("GET", _path(namespace, "persistentvolumeclaims", name))
+
+    async def _list(self, path: str, **query: str) -> Listed:
+        items: list[Body] = []
+        parameters: dict[str, Any] = {**query, "limit": PAGE}
+        while True:
+            page = await self._call("GET", path, query=parameters)
+            items += page["items"]
+            token = page["metadata"].get("continue")
+            if not token:
+                return Listed(tuple(items), int(page["metadata"]["resourceVersion"]))
+            parameters["continue"] = token
+
+    # --- writing ---
+
+    async def apply(self, body: Body) -> Body:
+        """Server-side apply of a Pod or Secret. Raises Refused."""
+        metadata = body["metadata"]
+        path = _path(metadata["namespace"], f"{body['kind'].lower()}s", metadata["name"])
+        query = {"fieldManager": names.OPERATOR_FIELD_MANAGER, "force": "true"}
+        return await self._call("PATCH", path, query=query, body=body, content_type=APPLY)
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, force: bool) -> None:
+        """Deletes the pod of this UID; that it is gone or another one already is no error."""
+        options: dict[str, Any] = {"preconditions": {"uid": uid}}
+        if force:
+            options["gracePeriodSeconds"] = 0
+        try:
+            await self._call("DELETE", _path(namespace, "pods", name), body=options)
+        except (Absent, Conflict):
+            pass
+
+    async def delete_secret(self, namespace: str, name: str) -> None:
+        """Deletes a secret; that there is none is no error."""
+        try:
+            await self._call("DELETE", _path(namespace, "secrets", name))
+        except Absent:
+            pass
+
+    async def write_status(self, body: Body, status: Body) -> Body:
+        """Replaces the status; the resourceVersion of `body` makes sure that nobody wrote in between."""
+        metadata = body["metadata"]
+        path = f"{SESSIONS}/namespaces/{quote(metadata['namespace'])}/{names.TRAINING_SESSION_PLURAL}"
+        path = f"{path}/{quote(metadata['name'])}/status"
+        query = {"fieldManager": names.OPERATOR_FIELD_MANAGER}
+        return await self._call("PUT", path, query=query, body={**body, "status": status})
+
+    async def post_event(self, body: Body, event: Event, time: datetime) -> None:
+        """Tells an event; its name is a hash of what it tells, so that telling it again changes nothing."""
+        metadata = body["metadata"]
+        identity = "|".join((metadata["uid"], event.reason, event.key))
+        stamp = format_time(time)[:-5] + "Z"  # metav1.Time has no fractions
+        document = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{metadata['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}",
+                "namespace": metadata["namespace"],
+            },
+            "involvedObject": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.TRAINING_SESSION_KIND,
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+                "resourceVersion": metadata["resourceVersion"],
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:1024],
+            "source": {"component": names.OPERATOR_FIELD_MANAGER},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            await self._call("POST", _path(metadata["namespace"], "events"), body=document)
+        except Conflict:
+            pass
+
+    # --- the master key ---
+
+    async def master_key(self, namespace: str) -> bytes:
+        """The master key of the installation; made at the first start, by whichever process comes first."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": {
+                "name": names.MASTER_KEY_SECRET,
+                "namespace": namespace,
+                "labels": {names.LABEL_TYPE: names.TYPE_MASTER_KEY, names.LABEL_MANAGED_BY: names.MANAGED_BY},
+            },
+            "stringData": {names.MASTER_KEY_FIELD: secrets.token_hex(tokens.MASTER_KEY_BYTES)},
+        }
+        path = _path(namespace, "secrets", names.MASTER_KEY_SECRET)
+        try:
+            found = await self._call("GET", path)
+        except Absent:
+            try:
+                found = await self._call("POST", _path(namespace, "secrets"), body=body)
+            except Conflict:
+                found = await self._call("GET", path)
+        return tokens.master_key(_decode(found.get("data", {}).get(names.MASTER_KEY_FIELD, "")))
+
+    async def self_check(self) -> None:
+        """Reads each watched kind once. Raises ClusterError naming what is missing: the CRD, or a right."""
+        for path in (f"{SESSIONS}/{names.TRAINING_SESSION_PLURAL}", "/api/v1/pods", "/api/v1/nodes"):
+            await self._call("GET", path, query={"limit": 1})
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, Any] | None = None,
+        body: Body | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        url = path + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        what = f"{method} {path}"
+        async with self._slots:
+            try:
+                # Signs the request with the token as it is now: service account tokens are rotated.
+                method, url, headers, body, _ = await self._client.param_serialize(
+                    method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
+                )
+                answer = await self._client.call_api(
+                    method, url, header_params=headers, body=body, _request_timeout=REQUEST_SECONDS
+                )
+                content = await answer.read()
+            except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
+                raise ClusterError(f"{what}: {type(error).__name__}") from error
+        if answer.status >= 300:
+            raise _ERRORS.get(answer.status, ClusterError)(f"{what}: {answer.status}: {_message(content)}")
+        document: dict[str, Any] = json.loads(content)
+        return document
+
+
+def _path(namespace: str, plural: str, name: str = "") -> str:
+    path = f"/api/v1/namespaces/{quote(namespace)}/{plural}"
+    return f"{path}/{quote(name)}" if name else path
+
+
+def _message(content: bytes) -> str:
+    """The API server's own words."""
+    try:
+        return str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        return content[:200].decode(errors="replace")
+
+
+def _decode(text: str) -> str:
+    return base64.b64decode(text).decode(errors="replace")

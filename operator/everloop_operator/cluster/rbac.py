@@ -1,0 +1,42 @@
+"""Every right that the operator needs, and why. The chart's roles say the same; a test compares them.
+
+A right that is missing shows as slowness, because kopf retries 403: `self_check` reads each watched kind once at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everloop_operator.api import names
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of a Role or ClusterRole."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    names: tuple[str, ...] = ()
+    """Only objects of these names; empty means all."""
+
+
+CLUSTER_RULES: tuple[Rule, ...] = (
+    Rule("", "events", ("create",), "tell the story of a session"),
+    Rule("", "nodes", ("get", "list", "watch"), "see that a node is lost; nodes are never written"),
+    Rule("", "persistentvolumeclaims", ("get",), "say which claim is missing, and how its volume is shared"),
+    Rule("", "pods", ("create", "delete", "get", "list", "patch", "watch"), "session pods, by server-side apply"),
+    Rule("", "secrets", ("create", "delete", "patch"), "session tokens; no secret of a tenant is ever read"),
+    Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("get", "list", "watch"), "what people want"),
+    Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/status", ("update",), "what there is; the spec is not written"),
+    # blockOwnerDeletion on a child asks for this where the OwnerReferencesPermissionEnforcement plugin is on.
+    Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/finalizers", ("update",), "own children that block deletion"),
+)
+"""For every namespace with TrainingSessions."""
+
+RELEASE_RULES: tuple[Rule, ...] = (
+    Rule("", "secrets", ("create",), "the master key, at the first start"),
+    Rule("", "secrets", ("get",), "the master key", names=(names.MASTER_KEY_SECRET,)),
+)
+"""For the operator's own namespace."""

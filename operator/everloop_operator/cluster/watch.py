@@ -1,0 +1,91 @@
+"""kopf as an informer: the only module that imports it. Its handlers put what they see into the cache, no more.
+
+Low-level handlers only: kopf then writes nothing, neither annotations nor finalizers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import kopf
+
+from everloop_operator.api import names
+from everloop_operator.loop.cache import Cache
+from everloop_operator.loop.liveness import Liveness
+from everloop_operator.loop.ports import Key
+from everloop_operator.loop.work_queue import WorkQueue
+
+from .kube import POD_SELECTOR, load_configuration
+
+
+def settings() -> kopf.OperatorSettings:
+    """Every setting that is not a default, with its reason."""
+    values = kopf.OperatorSettings()
+    values.peering.standalone = True  # equal priorities would freeze everybody
+    values.posting.enabled = False  # our events are posted by the adapter, after the status they tell of
+    values.persistence.finalizer = names.KOPF_FINALIZER  # kopf removes its own name from objects: a name nobody uses
+    values.queueing.idle_timeout = 0.5  # the task of an object that is at rest costs memory
+    values.watching.chunk_size = 500  # the first list must not be held whole
+    values.watching.label_selectors["v1", "pods"] = POD_SELECTOR  # filtered by the server, not after the download
+    values.scanning.disabled = True  # no rights on CRDs and namespaces are needed; the CRD is there before we start
+    values.networking.request_timeout = 30
+    values.networking.connect_timeout = 5
+    return values
+
+
+def registry(cache: Cache, queue: WorkQueue, liveness: Liveness) -> kopf.OperatorRegistry:
+    """The handlers: each is infallible, because kopf does not retry them."""
+    handlers = kopf.OperatorRegistry()
+    watched: tuple[tuple[tuple[str, ...], Callable[..., set[Key]], Callable[..., set[Key]]], ...] = (
+        ((names.GROUP, names.VERSION, names.TRAINING_SESSION_PLURAL), cache.put_session, cache.drop_session),
+        (("v1", "pods"), cache.put_pod, cache.drop_pod),
+        (("v1", "nodes"), cache.put_node, cache.drop_node),
+    )
+    for resource, put, drop in watched:
+        kopf.on.event(*resource, registry=handlers, id=resource[-1])(_handler(put, drop, queue))
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        """The same credentials as the adapter's; called again when a token has expired."""
+        configuration = await load_configuration()
+        header = configuration.auth_settings().get("BearerToken", {}).get("value") or ""
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            token=header.split(" ", 1)[-1] or None,
+        )
+
+    async def probe(**_: Any) -> str:
+        liveness.check()
+        return "alive"
+
+    kopf.on.login(registry=handlers)(login)
+    # An ordinary error would be tried again after a minute, with the probe's request left hanging.
+    kopf.on.probe(registry=handlers, id="loop", errors=kopf.ErrorsMode.PERMANENT)(probe)
+    return handlers
+
+
+def _handler(
+    put: Callable[..., set[Key]], drop: Callable[..., set[Key]], queue: WorkQueue
+) -> Callable[..., Awaitable[None]]:
+    async def handle(event: Any, **_: Any) -> None:
+        body = event["object"]
+        for key in drop(body) if event["type"] == "DELETED" else put(body):
+            queue.add(key)
+
+    return handle
+
+
+async def watch(handlers: kopf.OperatorRegistry, *, liveness_endpoint: str | None, stop: asyncio.Event) -> None:
+    """Watches until `stop` is set or a watch fails for good, which ends the process: a restart is the recovery."""
+    await kopf.operator(
+        registry=handlers,
+        settings=settings(),
+        clusterwide=True,
+        standalone=True,
+        liveness_endpoint=liveness_endpoint,
+        stop_flag=stop,
+    )

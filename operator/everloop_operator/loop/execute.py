@@ -1,0 +1,91 @@
+"""Carries out a plan: children, deletions, one status write, then events. What fails is repeated by the next pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from everloop_operator.core import children, status
+from everloop_operator.core.observed import Observed, Refusal
+from everloop_operator.core.plan import Plan
+
+from .cache import Cache
+from .ports import Body, Cluster, Key, Now, Refused
+
+Token = Callable[[str, int], str]
+"""(UID of the TrainingSession, attempt) -> the token of that attempt."""
+
+
+class Executor:
+    """Remembers only what saves requests: which secrets it has applied or removed, and when it last wrote a status."""
+
+    def __init__(self, cluster: Cluster, cache: Cache, token: Token, now: Now) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._token = token
+        self._now = now
+        self._applied: dict[Key, tuple[str, int]] = {}
+        self._removed: dict[Key, set[tuple[str, int]]] = {}
+        self._written: dict[Key, float] = {}
+        self._refusals: dict[Key, Refusal] = {}
+
+    def refusal(self, key: Key) -> Refusal | None:
+        """Why the last pod of this session was refused, while that still holds."""
+        return self._refusals.get(key)
+
+    def forget(self, key: Key) -> None:
+        """The session is gone."""
+        for memory in (self._applied, self._removed, self._written, self._refusals):
+            memory.pop(key, None)
+
+    async def execute(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
+        """Acts. Returns seconds after which a status write that was put off is due, or None.
+
+        Raises:
+            Refused: the pod was refused; the refusal is remembered for the next observation.
+            ClusterError: a request failed; nothing after it was done.
+        """
+        await self._children(key, observed, plan)
+        for deletion in plan.delete_pods:
+            await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)
+        await self._remove_tokens(key, observed, plan)
+        delay = await self._status(key, body, observed, plan)
+        for event in plan.events:
+            await self._cluster.post_event(body, event, self._now())
+        return delay
+
+    async def _children(self, key: Key, observed: Observed, plan: Plan) -> None:
+        session = observed.session
+        if plan.token_attempt and self._applied.get(key) != (session.uid, plan.token_attempt):
+            token = self._token(session.uid, plan.token_attempt)
+            await self._cluster.apply(children.token_secret(session, plan.token_attempt, token))
+            self._applied[key] = (session.uid, plan.token_attempt)
+        if plan.create_pod is None:
+            return
+        try:
+            pod = await self._cluster.apply(plan.create_pod)
+        except Refused as error:
+            self._refusals[key] = Refusal(str(error)[:900], self._now(), session.generation)
+            raise
+        self._refusals.pop(key, None)
+        self._cache.put_pod(pod)
+
+    async def _remove_tokens(self, key: Key, observed: Observed, plan: Plan) -> None:
+        removed = self._removed.setdefault(key, set())
+        for attempt in plan.stale_tokens:
+            if (observed.session.uid, attempt) not in removed:
+                await self._cluster.delete_secret(key.namespace, children.secret_name(key.name, attempt))
+                removed.add((observed.session.uid, attempt))
+
+    async def _status(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
+        before, after = observed.session.status, plan.status
+        if after is None or (body.get("status") is not None and status.dump(before) == status.dump(after)):
+            return None
+        clock = asyncio.get_running_loop().time()
+        due = self._written.get(key, clock - status.SECONDS_BETWEEN_WRITES) + status.SECONDS_BETWEEN_WRITES
+        if not status.urgent(before, after) and clock < due:
+            return due - clock
+        written = await self._cluster.write_status(body, status.dump(after))
+        self._written[key] = clock
+        self._cache.put_session(written)
+        return None

@@ -1,0 +1,112 @@
+"""What the loop needs of the world, in its own words; `cluster` implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
+
+from everloop_operator.core.events import Event
+from everloop_operator.core.report import TrainerReport
+
+Body = Mapping[str, Any]
+Now = Callable[[], datetime]
+"""The clock: an aware time."""
+
+
+class Key(NamedTuple):
+    """A TrainingSession."""
+
+    namespace: str
+    name: str
+
+
+#   ClusterError
+#    +- Refused    the API server will not have this object (403, 422); repeating it unchanged is pointless
+#    +- Conflict   somebody wrote in between (409); observe again
+#    +- Absent     there is no such object (404)
+
+
+class ClusterError(Exception):
+    """A request to the API server failed; the message says which, and never holds a body."""
+
+
+class Refused(ClusterError):
+    """The API server will not have this object. The message is in its words."""
+
+
+class Conflict(ClusterError):
+    """The object is another one than was read."""
+
+
+class Absent(ClusterError):
+    """There is no such object."""
+
+
+class Unanswered(Exception):
+    """The trainer gave no usable answer; the message says why, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A complete list, and the version of the cluster's state that it shows."""
+
+    items: tuple[Body, ...]
+    version: int
+
+
+class Cluster(Protocol):
+    """The API server. Every method raises ClusterError when a request fails otherwise than it says."""
+
+    async def list_sessions(self) -> Listed:
+        """All TrainingSessions."""
+        ...
+
+    async def list_pods(self) -> Listed:
+        """All session pods."""
+        ...
+
+    async def list_nodes(self) -> Listed:
+        """All nodes."""
+        ...
+
+    async def pod(self, namespace: str, name: str) -> Body:
+        """A pod, read now. Raises Absent."""
+        ...
+
+    async def node(self, name: str) -> Body:
+        """A node, read now. Raises Absent."""
+        ...
+
+    async def claim(self, namespace: str, name: str) -> Body:
+        """A PersistentVolumeClaim, read now. Raises Absent."""
+        ...
+
+    async def apply(self, body: Body) -> Body:
+        """Server-side apply; returns the object as it is now. Raises Refused."""
+        ...
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, force: bool) -> None:
+        """Deletes the pod of this UID; that it is gone or another one already is no error."""
+        ...
+
+    async def delete_secret(self, namespace: str, name: str) -> None:
+        """Deletes a secret; that there is none is no error."""
+        ...
+
+    async def write_status(self, body: Body, status: Body) -> Body:
+        """Replaces the status of a TrainingSession as read. Raises Conflict, Absent."""
+        ...
+
+    async def post_event(self, body: Body, event: Event, time: datetime) -> None:
+        """Tells an event of a TrainingSession; once per reason and key of the event."""
+        ...
+
+
+class TrainerStatus(Protocol):
+    """The server in a session pod."""
+
+    async def ask(self, ip: str, token: str) -> TrainerReport:
+        """Its report. Raises Unanswered."""
+        ...
