@@ -41,14 +41,18 @@ def is_ready() -> bool:
 
 
 def ensure(environments: Environments, progress: Progress) -> None:
-    """Build what is missing (about 6 minutes on 2 cores, 3 GB of Go's own caches)."""
+    """Build what is missing: about 4 and 2 minutes on 2 cores, 3 GB of Go's own caches."""
     if is_ready():
         return
+    binaries = Binaries.locate()
+    if not binaries.kubectl.exists():
+        _build("build", "Kubernetes: built from its Go modules", environments, progress)
+    if not binaries.helm.exists():
+        _build("helm", "Helm: built from its Go module", environments, progress)
+
+
+def _build(command: str, what: str, environments: Environments, progress: Progress) -> None:
     python = environments.ensure("devcluster", progress) / "bin" / "python"
-    with progress.step("Kubernetes and Helm: built from their Go modules") as log:
-        run(
-            [str(python), "-m", "devcluster", "build"],
-            log,
-            {"EVERLOOP_CACHE": str(environments.cache), "PYTHONDONTWRITEBYTECODE": "1"},
-            cwd=REPOSITORY,
-        )
+    settings = {"EVERLOOP_CACHE": str(environments.cache), "PYTHONDONTWRITEBYTECODE": "1"}
+    with progress.step(what) as log:
+        run([str(python), "-m", "devcluster", command], log, settings, cwd=REPOSITORY)
