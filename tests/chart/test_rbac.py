@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from everloop_operator.api import names
+from everloop_operator.cluster.rbac import CLUSTER_RULES, RELEASE_RULES, Rule
 from tests.chart.conftest import pick
 
 Objects = list[dict[str, Any]]
@@ -28,6 +29,15 @@ def rights(role: dict[str, Any]) -> set[Right]:
 
 def roles(objects: Objects) -> Objects:
     return [o for o in objects if o["kind"] in ("Role", "ClusterRole")]
+
+
+@pytest.mark.parametrize(("kind", "rules"), [("ClusterRole", CLUSTER_RULES), ("Role", RELEASE_RULES)])
+def test_operator_has_the_rights_that_its_code_lists(objects: Objects, kind: str, rules: tuple[Rule, ...]) -> None:
+    """Not one more and not one less than `cluster/rbac.py` says, each with its reason there."""
+    asked = {
+        (rule.group, rule.resource, name, verb) for rule in rules for name in rule.names or ("",) for verb in rule.verbs
+    }
+    assert rights(pick(objects, kind, "everloop-operator")) == asked
 
 
 def test_no_wildcards(objects: Objects) -> None:
