@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import io
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO
+
+from everloop_trainer.store.files import AppendFile
 
 
 class Died(OSError):
@@ -65,6 +68,8 @@ class CrashFiles:
     dead: bool = False
     flushes: int = 0
     fail_flush: bool = False
+    on_flush: Callable[[], None] | None = None
+    """Called on the flushing thread before each flush takes effect; may block or act as another process."""
 
     def effect(self) -> _Effect:
         """Count an effect; die before or after it if this is the one."""
@@ -85,7 +90,7 @@ class CrashFiles:
                 raise FileExistsError(path)
             self.disk.files[path] = _Content(data, data)
 
-    def open_append(self, path: str) -> _Appending:
+    def open_append(self, path: str) -> AppendFile:
         with self.effect():
             if path in self.disk.files:
                 raise FileExistsError(path)
@@ -157,6 +162,8 @@ class _Appending:
     def flush(self) -> None:
         with self._files.effect():
             self._files.flushes += 1
+            if self._files.on_flush is not None:
+                self._files.on_flush()
             if self._files.fail_flush:
                 raise OSError(5, "Input/output error")
             if not self._files.ignore_flushes:

@@ -1,0 +1,85 @@
+"""Adopting storage: same base model or nothing; and the history for people."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageMismatch
+from everloop_trainer.session.status import BaseModel
+from everloop_trainer.store.dump import dump
+from everloop_trainer.store.files import PosixFiles
+from everloop_trainer.store.opening import open_store
+from tests.session.world import BASE, TIME, claimant
+from tests.store.records import accept
+
+
+async def test_storage_is_adopted_with_its_lineage(tmp_path: Path) -> None:
+    """A session created again on the same storage goes on where it was."""
+    first = await open_store(PosixFiles(tmp_path), claimant(1), TIME)
+    await first.journal.close()
+    second = await open_store(PosixFiles(tmp_path), claimant(2, "pod-2"), TIME)
+    await second.journal.close()
+    assert second.lineage == first.lineage
+    assert second.previous == first.incarnation
+    assert json.loads((tmp_path / "identity.json").read_text())["baseModel"]["name"] == BASE.name
+
+
+@pytest.mark.parametrize(
+    "other", [replace(BASE, name="other"), replace(BASE, revision="r2"), replace(BASE, manifest_sha256="cd" * 32)]
+)
+async def test_another_base_model_is_refused_before_anything_is_claimed(tmp_path: Path, other: BaseModel) -> None:
+    """Name, revision and hash of the base model must all be those of the stored session."""
+    first = await open_store(PosixFiles(tmp_path), claimant(1), TIME)
+    await first.journal.close()
+    with pytest.raises(StorageMismatch, match=f"not '{other.name}'"):
+        await open_store(PosixFiles(tmp_path), claimant(2, "pod-2", other), TIME)
+    assert len(list((tmp_path / "epochs").iterdir())) == 1
+
+
+async def test_an_older_attempt_is_fenced(tmp_path: Path) -> None:
+    """A pod of a lesser attempt that comes late owns nothing."""
+    first = await open_store(PosixFiles(tmp_path), claimant(2, "pod-2"), TIME)
+    await first.journal.close()
+    with pytest.raises(Fenced, match="attempt 1 of pod pod-1"):
+        await open_store(PosixFiles(tmp_path), claimant(1), TIME)
+
+
+async def test_dump_shows_the_history_and_claims_nothing(tmp_path: Path) -> None:
+    """Records of every incarnation in order, bodies as length and hash; the live journal is left alone."""
+    first = await open_store(PosixFiles(tmp_path), claimant(1), TIME)
+    await first.journal.append(accept(1), b"abc")[1]
+    await first.journal.close()
+    second = await open_store(PosixFiles(tmp_path), claimant(2, "pod-2"), TIME)
+    await second.journal.append(accept(2))[1]
+    shown = [json.loads(json.dumps(record)) for record in dump(tmp_path)]
+    assert [(record["incarnation"], record["t"]) for record in shown] == [
+        (1, "open"),
+        (1, "accept"),
+        (2, "open"),
+        (2, "accept"),
+    ]
+    sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert shown[1]["body"] == {"bytes": 3, "sha256": sha256}
+    assert shown[1]["k"] == "forward_backward"
+    assert "body" not in shown[3]
+    await second.journal.append(accept(3))[1]  # still the owner
+    await second.journal.close()
+
+
+async def test_dump_of_nothing_and_of_damage(tmp_path: Path) -> None:
+    """No session, and a broken one, are told apart."""
+    with pytest.raises(FileNotFoundError, match="holds no session"):
+        list(dump(tmp_path))
+    store = await open_store(PosixFiles(tmp_path), claimant(1), TIME)
+    await store.journal.append(accept(1))[1]
+    await store.journal.close()
+    path = tmp_path / "journal/00000001.log"
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(JournalDamaged, match="damaged at offset 5"):
+        list(dump(tmp_path))

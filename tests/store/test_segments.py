@@ -1,0 +1,74 @@
+"""Framing: what a crash may leave is dropped, anything else that is broken is told with file and offset."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import pytest
+
+from everloop_trainer.session.errors import JournalDamaged
+from everloop_trainer.session.records import Record
+from everloop_trainer.store.segments import MAGIC, encode, read_file
+from tests.store.records import accept
+
+
+def written(count: int, *, flushed_each: bool) -> tuple[bytes, list[int]]:
+    """A file of `count` records and their offsets; each flushed on its own, or all in one batch."""
+    data, offsets = MAGIC, []
+    for seq in range(count):
+        offsets.append(len(data))
+        data += encode(accept(seq), b"body %d" % seq, len(data) if flushed_each else 0)
+    return data, offsets
+
+
+def read(data: bytes) -> list[tuple[Record, bytes]]:
+    return [(found.record, found.body) for found in read_file(io.BytesIO(data), len(data), "journal/1.log")]
+
+
+def test_records_come_back_as_written() -> None:
+    """Header and body survive the round trip, in order."""
+    data, _ = written(3, flushed_each=True)
+    assert read(data) == [(accept(seq), b"body %d" % seq) for seq in range(3)]
+
+
+def test_a_file_cut_anywhere_yields_its_whole_records() -> None:
+    """Every length that a crash may leave gives the records that lie before it whole, and no error."""
+    data, offsets = written(3, flushed_each=True)
+    for length in range(len(data)):
+        whole = sum(end <= length for end in [*offsets[1:], len(data)])
+        assert len(read(data[:length])) == whole, length
+
+
+@pytest.mark.parametrize("where", ["length", "checksum", "payload"])
+def test_damage_before_a_flushed_record_is_loud(where: str) -> None:
+    """A broken record behind which others were flushed names file and offset."""
+    data, offsets = written(3, flushed_each=True)
+    at = offsets[1] + {"length": 2, "checksum": 5, "payload": 20}[where]
+    broken = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
+    with pytest.raises(JournalDamaged, match=f"journal/1.log: damaged at offset {offsets[1]}"):
+        read(broken)
+
+
+def test_a_hole_in_what_was_never_flushed_is_a_torn_tail() -> None:
+    """Blocks of one unflushed batch reach the disk in any order: what lies behind the hole was never acknowledged."""
+    data, offsets = written(3, flushed_each=False)
+    hole = data[: offsets[1]] + bytes(16) + data[offsets[1] + 16 :]
+    assert len(read(hole)) == 1
+
+
+def test_a_damaged_file_header_is_loud() -> None:
+    """The first bytes count as any others do."""
+    data, _ = written(2, flushed_each=True)
+    with pytest.raises(JournalDamaged, match="offset 0"):
+        read(b"XXXX\x01" + data[5:])
+
+
+def test_a_whole_record_of_an_unknown_type_is_loud() -> None:
+    """What a newer version wrote is never skipped."""
+    frame = encode(accept(0), b"", 0)
+    payload = frame[8:].replace(b'"t":"accept"', b'"t":"accepX"')
+    data = MAGIC + struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
+    with pytest.raises(JournalDamaged, match=r"journal/1.log: the record at offset 5 makes no sense.*key t"):
+        read(data)
