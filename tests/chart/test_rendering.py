@@ -8,7 +8,10 @@ from typing import Any
 
 import yaml
 
+from everloop_gateway.settings import from_environment as read_gateway
 from everloop_operator.api import names
+from everloop_operator.settings import OperatorSettings
+from everloop_operator.settings import read as read_operator
 from tests.chart.conftest import CHART, REPOSITORY, Helm, pick, pod_specs
 
 Objects = list[dict[str, Any]]
@@ -92,24 +95,41 @@ def test_pods_leave_a_lost_node_within_seconds(helm: Helm) -> None:
 
 
 def test_environment_is_the_one_the_programs_read(helm: Helm) -> None:
-    """Variables by name and value; the address of a pod comes from the pod."""
-    values = {"trainerImage": "trainer:7", "operator": {"nodeLostSeconds": 3.5}, "logLevel": "DEBUG"}
+    """Both programs accept the rendered environment and read in it what the values say; no variable goes unread."""
+    values = {
+        "trainerImage": "trainer:7",
+        "operator": {"nodeLostSeconds": 3.5},
+        "gateway": {"logLevel": "DEBUG", "endpoint": "https://everloop.example.com"},
+    }
     specs = dict(pod_specs(helm.template(values, namespace="ours")))
-    environments = {
-        name: {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in spec["containers"][0]["env"]}
-        for name, spec in specs.items()
-    }
-    common = {
-        "POD_IP": {"fieldRef": {"fieldPath": "status.podIP"}},
-        "EVERLOOP_RELEASE_NAMESPACE": "ours",
-        "EVERLOOP_LOG_LEVEL": "DEBUG",
-    }
-    assert environments["everloop-gateway"] == common
-    assert environments["everloop-operator"] == {
-        **common,
-        "EVERLOOP_TRAINER_IMAGE": "trainer:7",
-        "EVERLOOP_GATEWAY_ENDPOINT": f"http://everloop-gateway.ours:{names.GATEWAY_PORT}",
-        "EVERLOOP_NODE_LOST_SECONDS": "3.5",
+    environments = {name: _environment(spec) for name, spec in specs.items()}
+    assert read_operator(environments["everloop-operator"]) == OperatorSettings(
+        release_namespace="ours",
+        trainer_image="trainer:7",
+        gateway_endpoint="https://everloop.example.com",
+        pod_ip="127.11.0.5",
+        node_lost_seconds=3.5,
+    )
+    gateway = read_gateway(environments["everloop-gateway"])
+    assert (gateway.release_namespace, gateway.pod_ip, gateway.log_level) == ("ours", "127.11.0.5", "DEBUG")
+    for module, environment in (("everloop_operator", "everloop-operator"), ("everloop_gateway", "everloop-gateway")):
+        source = (REPOSITORY / "operator" / module / "settings.py").read_text()
+        assert not [name for name in environments[environment] if f'"{name}"' not in source]
+
+
+def test_endpoint_is_the_service_unless_told_otherwise(helm: Helm) -> None:
+    """Without gateway.endpoint users are told the Service's name in the release namespace."""
+    specs = dict(pod_specs(helm.template(namespace="ours")))
+    told = _environment(specs["everloop-operator"])["EVERLOOP_GATEWAY_ENDPOINT"]
+    assert told == f"http://everloop-gateway.ours:{names.GATEWAY_PORT}"
+
+
+def _environment(spec: dict[str, Any]) -> dict[str, str]:
+    """What the kubelet would make of a container's env."""
+    fields = {"status.podIP": "127.11.0.5"}
+    return {
+        entry["name"]: entry["value"] if "value" in entry else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in spec["containers"][0]["env"]
     }
 
 

@@ -35,8 +35,6 @@ capabilities: {drop: [ALL]}
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: EVERLOOP_RELEASE_NAMESPACE
   value: {{ .Release.Namespace }}
-- name: EVERLOOP_LOG_LEVEL
-  value: {{ .Values.logLevel }}
 {{- end }}
 
 {{/* Tolerations of one component; called with (list tolerations root). */}}
