@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -55,40 +56,44 @@ def directory(cache: Path, image: Image) -> Path:
     return cache / "images" / f"{image.name.partition(':')[0]}-{content_hash(image.packages)}"
 
 
-def images_file(cache: Path) -> Path:
-    """Return the file that tells the local cluster what its image names stand for."""
-    return cache / "images" / "images.json"
+def images_file(environments: Environments) -> Path:
+    """Return the file that tells the local cluster what the image names of the present sources stand for."""
+    text = _text(environments)
+    return environments.cache / "images" / f"images-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 
 def ensure(environments: Environments, progress: Progress) -> Path:
     """Copy the packages of each image into the cache, where uid 1000 can read them, and return `images_file`."""
-    entries = [_entry(image, environments, progress) for image in IMAGES]
-    text = json.dumps(entries, indent=1) + "\n"
-    target = images_file(environments.cache)
-    if not target.is_file() or target.read_text() != text:
+    for image in IMAGES:
+        root = directory(environments.cache, image)
+        if not is_complete(root):
+            shutil.rmtree(root, ignore_errors=True)
+            for package in image.packages:
+                for source in source_files(package):
+                    target = root / source.relative_to(package.parent)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source, target)
+            # Containers cannot write byte code, and starting without it costs each of them seconds.
+            python = environments.ensure(image.environment, progress) / "bin" / "python"
+            subprocess.run([str(python), "-m", "compileall", "-q", "-j", "0", str(root)], check=True)
+            mark_complete(root)
+    target = images_file(environments)
+    if not target.is_file():
         fresh = target.with_suffix(".new")
-        fresh.write_text(text)
+        fresh.write_text(_text(environments))
         fresh.rename(target)
     return target
 
 
-def _entry(image: Image, environments: Environments, progress: Progress) -> dict[str, object]:
-    environment = environments.ensure(image.environment, progress)
+def _text(environments: Environments) -> str:
+    return json.dumps([_entry(image, environments) for image in IMAGES], indent=1) + "\n"
+
+
+def _entry(image: Image, environments: Environments) -> dict[str, object]:
     root = directory(environments.cache, image)
-    if not is_complete(root):
-        shutil.rmtree(root, ignore_errors=True)
-        for package in image.packages:
-            for source in source_files(package):
-                target = root / source.relative_to(package.parent)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
-        # Containers cannot write byte code, and starting without it costs each of them seconds.
-        compile_command = [str(environment / "bin" / "python"), "-m", "compileall", "-q", "-j", "0", str(root)]
-        subprocess.run(compile_command, check=True)
-        mark_complete(root)
     return {
         "match": image.name,
-        "path": [str(environment / "bin")],
+        "path": [str(environments.directory(image.environment) / "bin")],
         "env": {
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",

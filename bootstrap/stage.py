@@ -58,7 +58,7 @@ def prepare() -> Ready:
     return Ready(
         kubectl=binaries.kubectl,
         helm=binaries.helm,
-        images=images.images_file(cache),
+        images=images.images_file(environments),
         model=weights.directory(cache),
         client_python=environments.directory("client") / "bin" / "python",
     )
