@@ -27,6 +27,9 @@ from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, L
 
 REQUEST_SECONDS = 30.0
 CONCURRENT_REQUESTS = 16
+TRIES = 5
+"""How often a request is sent that the API server is too busy for (429)."""
+LONGEST_RETRY_AFTER_SECONDS = 10.0
 PAGE = 500
 APPLY = "application/apply-patch+yaml"
 SESSIONS = f"/apis/{names.API_VERSION}"
@@ -200,25 +203,36 @@ class Kube:
         body: Body | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        url = path + (f"?{urlencode(query)}" if query else "")
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        resource = path + (f"?{urlencode(query)}" if query else "")
         what = f"{method} {path}"
-        async with self._slots:
-            try:
-                # Signs the request with the token as it is now: service account tokens are rotated.
-                method, url, headers, body, _ = await self._client.param_serialize(
-                    method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
-                )
-                answer = await self._client.call_api(
-                    method, url, header_params=headers, body=body, _request_timeout=REQUEST_SECONDS
-                )
-                content = await answer.read()
-            except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
-                raise ClusterError(f"{what}: {type(error).__name__}") from error
-        if answer.status >= 300:
-            raise _ERRORS.get(answer.status, ClusterError)(f"{what}: {answer.status}: {_message(content)}")
+        for attempt in range(1, TRIES + 1):
+            async with self._slots:
+                status, retry_after, content = await self._send(method, resource, what, body, content_type)
+            if status != 429 or attempt == TRIES:
+                break
+            # The slot is free meanwhile: only this request is told to wait.
+            await asyncio.sleep(min(retry_after, LONGEST_RETRY_AFTER_SECONDS))
+        if status >= 300:
+            raise _ERRORS.get(status, ClusterError)(f"{what}: {status}: {_message(content)}")
         document: dict[str, Any] = json.loads(content)
         return document
+
+    async def _send(
+        self, method: str, resource: str, what: str, body: Body | None, content_type: str
+    ) -> tuple[int, float, bytes]:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        try:
+            # Signs the request with the token as it is now: service account tokens are rotated.
+            method, url, headers, body, _ = await self._client.param_serialize(
+                method, resource, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            answer = await self._client.call_api(
+                method, url, header_params=headers, body=body, _request_timeout=REQUEST_SECONDS
+            )
+            content: bytes = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
+            raise ClusterError(f"{what}: {type(error).__name__}") from error
+        return answer.status, float(answer.headers.get("Retry-After", 1)), content
 
 
 def _path(namespace: str, plural: str, name: str = "") -> str:

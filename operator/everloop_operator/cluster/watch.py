@@ -49,7 +49,7 @@ def registry(cache: Cache, queue: WorkQueue, liveness: Liveness) -> kopf.Operato
     async def login(**_: Any) -> kopf.ConnectionInfo:
         """The same credentials as the adapter's; called again when a token has expired."""
         configuration = await load_configuration()
-        header = configuration.auth_settings().get("BearerToken", {}).get("value") or ""
+        header = (await configuration.auth_settings()).get("BearerToken", {}).get("value") or ""
         return kopf.ConnectionInfo(
             server=configuration.host,
             ca_path=configuration.ssl_ca_cert,
@@ -62,8 +62,8 @@ def registry(cache: Cache, queue: WorkQueue, liveness: Liveness) -> kopf.Operato
         liveness.check()
         return "alive"
 
-    kopf.on.login(registry=handlers)(login)
-    # An ordinary error would be tried again after a minute, with the probe's request left hanging.
+    # An ordinary error would be tried again after a minute, with everything, or the probe's request, left hanging.
+    kopf.on.login(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)(login)
     kopf.on.probe(registry=handlers, id="loop", errors=kopf.ErrorsMode.PERMANENT)(probe)
     return handlers
 
