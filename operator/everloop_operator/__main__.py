@@ -36,7 +36,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-async def operate(settings: OperatorSettings, stop: asyncio.Event, *, liveness: bool = True) -> None:
+async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ClusterError when the cluster is not fit for it, and what ends a watch."""
     cluster = kube.Kube(await kube.load_configuration())
     client = trainer.TrainerClient()
@@ -57,23 +57,21 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event, *, liveness: 
         alive = Liveness(queue, resync)
         # Before the first pass everything is known: a session whose pod was not listed yet would look lost.
         await resync.once()
-        endpoint = f"http://{settings.pod_ip}:{LIVENESS_PORT}/healthz" if liveness else None
+        endpoint = f"http://{settings.pod_ip}:{LIVENESS_PORT}/healthz"
         log.info("started", sessions=len(cache.keys()), nodes=len(cache.nodes()))
-        tasks = [
-            asyncio.create_task(task)
-            for task in (
-                watch.watch(watch.registry(cache, queue, alive), liveness_endpoint=endpoint, stop=stop),
-                worker.run(),
-                resync.run(),
-                alive.run(),
-            )
-        ]
+        handlers = watch.registry(cache, queue, alive, stop)
+        watching = asyncio.create_task(watch.watch(handlers, liveness_endpoint=endpoint, stop=stop))
+        own = [asyncio.create_task(task) for task in (worker.run(), resync.run(), alive.run(), _until(stop))]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([watching, *own], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
+            # Ours go first: kopf waits for whatever else runs in its loop.
+            for task in own:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*own, return_exceptions=True)
+            await poller.close()
+            stop.set()
+            await asyncio.gather(watching, return_exceptions=True)
         for task in done:
             task.result()
     finally:
@@ -83,11 +81,15 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event, *, liveness: 
         await cluster.close()
 
 
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
 async def _main(settings: OperatorSettings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)  # until kopf takes them over
     await operate(settings, stop)
 
 

@@ -35,8 +35,8 @@ def settings() -> kopf.OperatorSettings:
     return values
 
 
-def registry(cache: Cache, queue: WorkQueue, liveness: Liveness) -> kopf.OperatorRegistry:
-    """The handlers: each is infallible, because kopf does not retry them."""
+def registry(cache: Cache, queue: WorkQueue, liveness: Liveness, stop: asyncio.Event) -> kopf.OperatorRegistry:
+    """The handlers: each is infallible, because kopf does not retry them. `stop` is set when kopf stops."""
     handlers = kopf.OperatorRegistry()
     watched: tuple[tuple[tuple[str, ...], Callable[..., set[Key]], Callable[..., set[Key]]], ...] = (
         ((names.GROUP, names.VERSION, names.TRAINING_SESSION_PLURAL), cache.put_session, cache.drop_session),
@@ -62,6 +62,11 @@ def registry(cache: Cache, queue: WorkQueue, liveness: Liveness) -> kopf.Operato
         liveness.check()
         return "alive"
 
+    async def cleanup(**_: Any) -> None:
+        # kopf takes over the process's signal handlers, so this is how a SIGTERM shows.
+        stop.set()
+
+    kopf.on.cleanup(registry=handlers)(cleanup)
     # An ordinary error would be tried again after a minute, with everything, or the probe's request, left hanging.
     kopf.on.login(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)(login)
     kopf.on.probe(registry=handlers, id="loop", errors=kopf.ErrorsMode.PERMANENT)(probe)
@@ -79,7 +84,7 @@ def _handler(
     return handle
 
 
-async def watch(handlers: kopf.OperatorRegistry, *, liveness_endpoint: str | None, stop: asyncio.Event) -> None:
+async def watch(handlers: kopf.OperatorRegistry, *, liveness_endpoint: str, stop: asyncio.Event) -> None:
     """Watches until `stop` is set or a watch fails for good, which ends the process: a restart is the recovery."""
     await kopf.operator(
         registry=handlers,
