@@ -78,12 +78,22 @@ class Running:
         return self.source.engines[-1]
 
     async def settled(self) -> None:
-        """Return when nothing is pending and no snapshot is under way."""
-        async with asyncio.timeout(PATIENCE):
-            while self.service.status().state != "Serving" or any(m.pending for m in self.service.status().models):
-                await asyncio.sleep(0)
-                if self.task.done():
-                    await self.task
+        """Return when every model is restored and nothing is pending."""
+
+        def done() -> bool:
+            if self.task.done():
+                self.task.result()
+            status = self.service.status()
+            return status.state == "Serving" and not any(model.pending for model in status.models)
+
+        await until(done)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what no event tells of. Raises TimeoutError if it does not come."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
 
 
 @asynccontextmanager
@@ -155,6 +165,11 @@ class Client:
     async def send(self, service: SessionService, operation: Operation) -> None:
         await service.accept(operation)
         self.acknowledged.add(operation.request_id)
+
+    async def ask_after(self, service: SessionService, operation: Operation) -> Succeeded | Failed:
+        """Send one operation and return its outcome."""
+        await self.send(service, operation)
+        return await self.ask(service, operation.request_id)
 
     async def ask(self, service: SessionService, request: str) -> Succeeded | Failed:
         outcome = await service.outcome(request, PATIENCE)

@@ -1,0 +1,73 @@
+"""The accumulation-window rule, as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from everloop_trainer.session.operations import Arguments, CreateModel, ForwardBackward, OptimStep, Refused, SaveWeights
+from everloop_trainer.session.ports import Position
+from everloop_trainer.session.windows import Finished, untold_failure
+
+FB = ForwardBackward(False, "cross_entropy")
+FORWARD = ForwardBackward(True, "cross_entropy")
+STEP = OptimStep(1e-3, 0.9, 0.95, 1e-12, 0.0, 0.0)
+CREATE = CreateModel("smol", 4, 7, True, True, True)
+STEP_ACCEPTED = Position(2, 500)
+BEFORE, AFTER, EARLIER, LATER = Position(2, 499), Position(2, 501), Position(1, 900), Position(3, 5)
+
+
+def finished(
+    seq: int, args: Arguments, *, ok: bool = True, dropped: bool = False, told: Position | None = None
+) -> Finished:
+    return Finished(seq, args, ok, dropped, told)
+
+
+@pytest.mark.parametrize(
+    ("window", "failure"),
+    [
+        ([], None),
+        ([finished(0, CREATE), finished(1, FB), finished(2, FB)], None),
+        ([finished(1, FB, ok=False)], 1),
+        ([finished(1, FB, ok=False, told=BEFORE)], None),
+        ([finished(1, FB, ok=False, told=AFTER)], 1),
+        ([finished(1, FB, ok=False, told=EARLIER)], None),
+        ([finished(1, FB, ok=False, told=LATER)], 1),
+        ([finished(1, FB, ok=False, told=BEFORE), finished(2, FB, ok=False)], 2),
+        ([finished(1, FB), finished(2, FB, ok=False), finished(3, FB)], 2),
+        ([finished(1, FORWARD, ok=False)], None),
+        ([finished(1, SaveWeights("n"), ok=False)], None),
+        ([finished(1, Refused("forward_backward", "images"), ok=False)], 1),
+        ([finished(1, Refused("forward_backward", "images", forward_only=True), ok=False)], None),
+        ([finished(1, Refused("load_weights", "not served"), ok=False)], None),
+        ([finished(1, FB, ok=False), finished(2, STEP)], None),
+        ([finished(1, FB, ok=False), finished(2, STEP, ok=False, dropped=True)], None),
+        ([finished(1, FB), finished(2, STEP, ok=False)], 2),
+        ([finished(1, FB), finished(2, Refused("optim_step", "dimuon"), ok=False)], 2),
+        ([finished(1, FB, ok=False), finished(2, STEP), finished(3, FB, ok=False)], 3),
+    ],
+    ids=[
+        "empty",
+        "all-good",
+        "failed-untold",
+        "told-before-the-step-was-accepted",
+        "told-after-the-step-was-accepted",
+        "told-by-an-earlier-incarnation",
+        "told-by-a-later-incarnation",
+        "one-told-one-not",
+        "failure-between-good-ones",
+        "failed-forward-only",
+        "failed-save",
+        "refused-forward-backward",
+        "refused-forward-only",
+        "refused-other",
+        "window-closed-by-a-step",
+        "window-closed-by-a-dropping-step",
+        "refused-step-keeps-the-window-open",
+        "refused-optimizer-keeps-the-window-open",
+        "second-window",
+    ],
+)
+def test_which_step_fails(window: list[Finished], failure: int | None) -> None:
+    """The first failure that the client was not told of when the step was accepted, if there is one."""
+    found = untold_failure(window, STEP_ACCEPTED)
+    assert (found.seq if found else None) == failure
