@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,10 +50,14 @@ class Engine:
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(120)
-        self.socket.connect(str(path))
         self._ids = itertools.count(1)
         self.events: list[dict[str, Any]] = []
-        self.hello, _ = framing.receive(self.socket)
+        try:
+            self.socket.connect(str(path))
+            self.hello, _ = framing.receive(self.socket)
+        except BaseException:
+            self.socket.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -142,13 +147,13 @@ def output_of(body: bytes) -> tuple[float, list[Any]]:
     ]
 
 
-def connect(path: Path, seconds: float = 120) -> Engine:
-    """Connect as soon as the spare listens."""
+def connect(path: Path, process: subprocess.Popen[bytes], seconds: float = 120) -> Engine:
+    """Connect as soon as the spare listens; fail at once if it ends."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             return Engine(path)
         except (FileNotFoundError, ConnectionRefusedError):
-            if time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)

@@ -27,12 +27,14 @@ EXIT_DEFECT = 70
 
 _log = logging.getLogger(__name__)
 
-# Read by the libraries while they are imported: nobody starts a thread, nobody looks for a network.
+# Read by the libraries while they are imported: nobody starts a thread, nobody looks for a network, and OpenMP threads
+# that wait give their core away (spinning, one step took 20 times as long on a busy machine).
 _ENVIRONMENT: Mapping[str, str] = {
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -110,6 +112,7 @@ class _Spare:
                 self._fork(connection)
         self._listener.close()
         self._config.socket.unlink(missing_ok=True)
+        gc.unfreeze()
         _log.info("spare ends")
 
     def _fork(self, connection: socket.socket) -> None:

@@ -1,0 +1,56 @@
+"""Plain references, written from the formulas on top of an unmodified transformers model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM
+
+from everloop_trainer.engine.lora import Adapter
+
+
+def plain_model(path: Path) -> Any:
+    """The base model as transformers loads it, in evaluation mode."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def merged_logits(
+    model: Any, adapter: Adapter, factors: dict[str, tuple[torch.Tensor, torch.Tensor]], tokens: torch.Tensor
+) -> torch.Tensor:
+    """Logits (length, vocabulary) of one sequence with W + (32 / rank) B A in place of W; embeddings stay as they are."""
+    weights = {
+        f"{name}.weight": model.get_submodule(name).weight.detach() + (32 / adapter.spec.rank) * (b @ a)
+        for name, (a, b) in factors.items()
+    }
+    return functional_call(model, weights, args=(), kwargs={"input_ids": tokens[None]}, tie_weights=False).logits[0]
+
+
+def loss_and_gradient(
+    model: Any, adapter: Adapter, data: list[tuple[list[int], list[int], list[float]]]
+) -> tuple[float, list[torch.Tensor], torch.Tensor]:
+    """sum(-p * w) over tokens and datums, the logprobs of each datum, and the gradient in the order of adapter.flat."""
+    factors = {
+        name: (a.detach().clone().requires_grad_(), b.detach().clone().requires_grad_())
+        for name, (a, b) in adapter.factors.items()
+    }
+    total = torch.zeros(())
+    logprobs = []
+    for tokens, targets, weights in data:
+        scores = torch.log_softmax(merged_logits(model, adapter, factors, torch.tensor(tokens)), dim=-1)
+        picked = scores[torch.arange(len(tokens)), torch.tensor(targets)]
+        logprobs.append(picked.detach())
+        total = total + (-picked * torch.tensor(weights)).sum()
+    total.backward()
+    gradient = torch.cat([leaf.grad.reshape(-1) for pair in factors.values() for leaf in pair])
+    return total.item(), logprobs, gradient
+
+
+def randomise(adapter: Adapter, seed: int = 1) -> None:
+    """Give B values of the size of a trained adapter's, so that every term of every gradient is there."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, b in adapter.factors.values():
+            b.uniform_(-0.02, 0.02, generator=generator)

@@ -1,0 +1,152 @@
+"""Every refusal of a forward_backward names its field, and leaves the accumulated gradients as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from everloop_trainer.tinker_proto import tinker_public
+from tests.engine.client import LORA, Engine, Refused, datum, put, request
+
+GOOD = datum([1, 2, 3])
+
+
+def _changed(change: Callable[[Any], object]) -> bytes:
+    """A request whose second datum of three is spoilt by `change`."""
+    message = tinker_public.ForwardBackwardRequest(data=[GOOD, GOOD, GOOD], loss_fn="cross_entropy")
+    change(message.data[1])
+    return bytes(message.SerializeToString())
+
+
+def _image(message: Any) -> None:
+    message.model_input.add().image.data = b"png"
+
+
+def _odd_bytes(message: Any) -> None:
+    message.model_input[0].encoded_text.tokens = b"12345"
+
+
+def _sparse(message: Any) -> None:
+    tensor = message.loss_fn_inputs["target_tokens"]
+    tensor.sparse_csr.values = b""
+    tensor.shape[:] = [3, 2]
+
+
+def _dense(name: str, values: Any) -> Callable[[Any], None]:
+    return lambda message: put(message, name, np.asarray(values))
+
+
+def _option(value: float) -> bytes:
+    message = tinker_public.ForwardBackwardRequest(data=[GOOD], loss_fn="cross_entropy")
+    message.loss_fn_config_v2["beta"].number = value
+    return bytes(message.SerializeToString())
+
+
+FLOATS = np.float32
+CASES = {
+    "no protobuf": (b"\xff\xff\xff", "body: not a ForwardBackwardRequest"),
+    "loss": (request(GOOD, loss_fn="ppo"), "loss_fn: 'ppo' is not supported; supported: cross_entropy"),
+    "option": (_option(1.0), "loss_fn_config.beta: not an option of cross_entropy"),
+    "no datum": (request(), "data: must hold at least one datum"),
+    "image": (_changed(_image), "data[1].model_input.chunks[1]: image chunks are not supported"),
+    "odd bytes": (_changed(_odd_bytes), "data[1].model_input.chunks[0].tokens: 5 bytes are no int32 array"),
+    "empty": (_changed(lambda message: message.ClearField("model_input")), "data[1].model_input: must hold at least"),
+    "too long": (request(GOOD, datum([1] * 513)), "data[1].model_input: 513 tokens exceed the maximum of 512"),
+    "token": (request(GOOD, datum([1, 320], [1, 1])), "data[1].model_input[1]: token id 320 is outside"),
+    "negative token": (request(GOOD, datum([-1, 5], [1, 1])), "data[1].model_input[0]: token id -1 is outside"),
+    "target": (
+        request(GOOD, datum([1, 2], [2, 320])),
+        "data[1].loss_fn_inputs.target_tokens[1]: token id 320 is outside the vocabulary (0 to 319)",
+    ),
+    "negative target": (
+        request(GOOD, datum([1, 2], [-100, 2])),
+        "data[1].loss_fn_inputs.target_tokens[0]: token id -100 is outside",
+    ),
+    "target length": (
+        request(GOOD, datum([1, 2, 3], [2, 3])),
+        "data[1].loss_fn_inputs.target_tokens: 2 values for 3 input tokens",
+    ),
+    "weights length": (
+        _changed(_dense("weights", FLOATS([1, 1]))),
+        "data[1].loss_fn_inputs.weights: 2 values for 3 input tokens",
+    ),
+    "infinite weight": (
+        _changed(_dense("weights", FLOATS([1, np.inf, 1]))),
+        "data[1].loss_fn_inputs.weights[1]: must be finite, got inf",
+    ),
+    "nan weight": (
+        _changed(_dense("weights", FLOATS([1, 1, np.nan]))),
+        "data[1].loss_fn_inputs.weights[2]: must be finite, got nan",
+    ),
+    "no weights": (
+        _changed(lambda message: message.loss_fn_inputs.pop("weights")),
+        "data[1].loss_fn_inputs.weights: missing",
+    ),
+    "no targets": (
+        _changed(lambda message: message.loss_fn_inputs.pop("target_tokens")),
+        "data[1].loss_fn_inputs.target_tokens: missing",
+    ),
+    "unknown input": (
+        _changed(_dense("mask", FLOATS([1, 1, 1]))),
+        "data[1].loss_fn_inputs.mask: not an input of cross_entropy",
+    ),
+    "float targets": (
+        _changed(_dense("target_tokens", FLOATS([1, 2, 3]))),
+        "data[1].loss_fn_inputs.target_tokens: must be integers, got float32",
+    ),
+    "several targets": (
+        _changed(_dense("target_tokens", np.ones((3, 2), np.int64))),
+        "data[1].loss_fn_inputs.target_tokens: shape (3, 2) is not supported; give one value per input token",
+    ),
+    "sparse targets": (_changed(_sparse), "data[1].loss_fn_inputs.target_tokens: shape (3, 2) is not supported"),
+    "dtype": (
+        _changed(lambda message: setattr(message.loss_fn_inputs["weights"], "dtype", 4)),
+        "data[1].loss_fn_inputs.weights: dtype 4 is not supported",
+    ),
+    "bytes of a tensor": (
+        _changed(lambda message: setattr(message.loss_fn_inputs["weights"], "dense", b"12345")),
+        "data[1].loss_fn_inputs.weights: 5 bytes are no float32 array",
+    ),
+    "infinite loss": (request(GOOD, datum([1, 2], [2, 3], [3e38, 3e38])), "data: the loss is not finite"),
+    "infinite gradient": (request(GOOD, datum([1, 2], [2, 3], [1e37, 1e37])), "data: the gradient is not finite"),
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_spare: Path) -> Any:
+    """An engine with a model that has gradients outstanding."""
+    with Engine(tiny_spare) as engine:
+        engine.call("init", model="m", **LORA)
+        engine.step("m", 1, request(GOOD))
+        engine.call("forward_backward", request(GOOD), model="m", seq=3, forward_only=False)
+        yield engine
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refusal_names_the_field_and_changes_nothing(engine: Engine, case: str, tmp_path: Path) -> None:
+    """A spoilt request is the user's fault, says where, and weights, moments and gradients keep their bits."""
+    body, message = CASES[case]
+    before = engine.saved("m", tmp_path / "before")
+    with pytest.raises(Refused) as refusal:
+        engine.call("forward_backward", body, model="m", seq=4, forward_only=False)
+    assert str(refusal.value).startswith(message)
+    assert refusal.value.category == "user"
+    assert engine.saved("m", tmp_path / "after") == before
+
+
+def test_what_the_sdk_may_send_is_accepted(engine: Engine) -> None:
+    """Several text chunks, int64 weights, negative weights and a shape left out are all fine."""
+    message = tinker_public.Datum()
+    for tokens in ([1, 2], [3]):
+        message.model_input.add().encoded_text.tokens = np.asarray(tokens, np.int32).tobytes()
+    put(message, "target_tokens", np.asarray([2, 3, 4]))
+    put(message, "weights", np.asarray([0, -1, 1]))
+    del message.loss_fn_inputs["weights"].shape[:]
+    _, body = engine.call("forward_backward", request(message), model="m", seq=4, forward_only=True)
+    assert body == engine.call(
+        "forward_backward", request(datum([1, 2, 3], [2, 3, 4], [0, -1, 1])), model="m", seq=5, forward_only=True
+    )[1]

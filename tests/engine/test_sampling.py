@@ -1,0 +1,174 @@
+"""Sampling: the right distribution, the same bits again, and an end where the request wants it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from everloop_trainer.engine.base import BaseModel
+from everloop_trainer.engine.errors import ContentError
+from everloop_trainer.engine.sampling import SampleRequest, StopRule, choose, sample, stop_rule, uniform
+from everloop_trainer.tinker_proto import tinker_public
+from tests.engine.models import EOS
+from tests.engine.reference import plain_model
+
+PROMPT = (10, 20, 30, 40)
+REQUEST = SampleRequest(PROMPT, 1, 12, 1.0, 1.0, -1, 3, ())
+Sequences = list[tuple[list[int], list[float], str]]
+
+
+def _sample(base: BaseModel, request: SampleRequest) -> Sequences:
+    base.use(None)
+    response = tinker_public.SampleResponse.FromString(sample(base, request))
+    return [
+        (
+            np.frombuffer(sequence.tokens, np.int32).tolist(),
+            np.frombuffer(sequence.logprobs, np.float32).tolist(),
+            tinker_public.StopReason.Name(sequence.stop_reason),
+        )
+        for sequence in response.sequences
+    ]
+
+
+def test_greedy_equals_generate(tiny_base: BaseModel, tiny_model: Path) -> None:
+    """Temperature 0 gives the tokens that transformers generates."""
+    ((tokens, _, _),) = _sample(tiny_base, replace(REQUEST, temperature=0.0))
+    model = plain_model(tiny_model)
+    model.generation_config.eos_token_id = None
+    prompt = torch.tensor([PROMPT])
+    expected = model.generate(
+        input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False
+    )
+    assert tokens == expected[0, 4:].tolist()
+
+
+def test_logprobs_are_those_of_the_model(tiny_base: BaseModel, tiny_model: Path) -> None:
+    """Whatever temperature, top_k and top_p chose, each logprob is that of a plain forward pass."""
+    ((tokens, logprobs, _),) = _sample(tiny_base, replace(REQUEST, temperature=3.0, top_k=50, top_p=0.9))
+    with torch.no_grad():
+        logits = plain_model(tiny_model)(input_ids=torch.tensor([[*PROMPT, *tokens]])).logits[0, 3:-1]
+    expected = torch.log_softmax(logits, -1)[torch.arange(12), torch.tensor(tokens)]
+    np.testing.assert_allclose(logprobs, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_sample_does_not_depend_on_its_company(tiny_base: BaseModel) -> None:
+    """The same request gives the same bits; more samples leave the first ones as they were, and differ from them."""
+    request = replace(REQUEST, temperature=2.0)
+    alone = _sample(tiny_base, request)
+    _sample(tiny_base, replace(request, seed=4))
+    three = _sample(tiny_base, replace(request, num_samples=3))
+    assert three[0] == alone[0]
+    assert len({tuple(tokens) for tokens, _, _ in three}) == 3
+    assert _sample(tiny_base, replace(request, seed=4)) != alone
+
+
+def test_end_of_text(tiny_base: BaseModel) -> None:
+    """None stops at EOS, which is included; an empty list does not stop there; ids stop at themselves."""
+    greedy = replace(REQUEST, temperature=0.0)
+    ((tokens, _, reason),) = _sample(tiny_base, greedy)
+    assert reason == "STOP_REASON_LENGTH"
+    assert len(tokens) == 12
+    first = tokens.index(tokens[5])
+    assert _sample(tiny_base, replace(greedy, stop=(tokens[5],)))[0][0] == tokens[: first + 1]
+    assert _sample(tiny_base, replace(greedy, stop=(tokens[5],)))[0][2] == "STOP_REASON_STOP"
+    assert tiny_base.eos_ids == {EOS}
+    tiny_base.eos_ids = frozenset({tokens[5]})
+    try:
+        assert _sample(tiny_base, replace(greedy, stop=None))[0][0] == tokens[: first + 1]
+        assert _sample(tiny_base, replace(greedy, stop="never!"))[0][0] == tokens[: first + 1]
+        assert _sample(tiny_base, greedy)[0][0] == tokens
+    finally:
+        tiny_base.eos_ids = frozenset({EOS})
+
+
+def test_stop_strings(tiny_base: BaseModel) -> None:
+    """A completion ends with the token that completes one of the strings, also across tokens."""
+    letters = replace(REQUEST, temperature=0.0, max_tokens=200)
+    ((tokens, _, _),) = _sample(tiny_base, letters)
+    text = tiny_base.tokenizer.decode(tokens)
+    wanted = next(text[i : i + 2] for i in range(3, 100) if text[i : i + 2].isascii())
+    ((stopped, _, reason),) = _sample(tiny_base, replace(letters, stop=("not there", wanted)))
+    assert reason == "STOP_REASON_STOP"
+    assert stopped == tokens[: len(stopped)]
+    assert wanted in tiny_base.tokenizer.decode(stopped)
+    assert wanted not in tiny_base.tokenizer.decode(stopped[:-1])
+
+
+def test_max_tokens_absent_fills_the_context(tiny_base: BaseModel) -> None:
+    """Without max_tokens a completion goes on to the context limit of 512."""
+    prompt = [index % 256 for index in range(500)]
+    ((tokens, _, reason),) = _sample(tiny_base, replace(REQUEST, prompt=prompt, max_tokens=None))
+    assert (len(tokens), reason) == (12, "STOP_REASON_LENGTH")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": ()}, "^prompt: must hold at least one token"),
+        ({"prompt": (1, 320)}, r"^prompt\[1\]: token id 320 is outside the vocabulary \(0 to 319\)"),
+        ({"prompt": (1,) * 505}, r"prompt length \(505\) \+ max_tokens \(12\) exceeds the context window \(512 tokens\)"),
+        ({"prompt": (1,) * 512, "max_tokens": None}, r"prompt length \(512\) \+ max_tokens \(1\) exceeds"),
+        ({"num_samples": 0}, "^num_samples: must be at least 1"),
+        ({"max_tokens": 0}, r"^sampling_params\.max_tokens: must be at least 1"),
+        ({"temperature": -1.0}, r"^sampling_params\.temperature: must be finite"),
+        ({"temperature": float("nan")}, r"^sampling_params\.temperature: must be finite"),
+        ({"top_p": 0.0}, r"^sampling_params\.top_p: must be above 0"),
+        ({"top_p": 1.5}, r"^sampling_params\.top_p: must be above 0"),
+        ({"top_k": 0}, r"^sampling_params\.top_k: must be -1 or at least 1"),
+        ({"stop": ("",)}, r"^sampling_params\.stop: a stop string must not be empty"),
+        ({"stop": ("a", 1)}, r"^sampling_params\.stop: must be a string"),
+    ],
+)
+def test_refusals(tiny_base: BaseModel, changes: dict[str, object], message: str) -> None:
+    """Bad sampling parameters are refused by name, with the numbers."""
+    with pytest.raises(ContentError, match=message):
+        sample(tiny_base, replace(REQUEST, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (None, StopRule(frozenset({2}), ())),
+        ("a", StopRule(frozenset({2}), ("a",))),
+        (["a", "b"], StopRule(frozenset({2}), ("a", "b"))),
+        ([7, 8], StopRule(frozenset({7, 8}), ())),
+        ([], StopRule(frozenset(), ())),
+    ],
+)
+def test_stop_rule(stop: str | Sequence[str] | Sequence[int] | None, expected: StopRule) -> None:
+    """EOS counts unless token ids, or none at all, were asked for."""
+    assert stop_rule(stop, frozenset({2})) == expected
+
+
+def test_choices_follow_the_distribution() -> None:
+    """Frequencies over 4000 counter-based numbers are those of softmax(logits / temperature), cut by top_k or top_p."""
+    logits = np.log(np.array([0.5, 0.1, 0.3, 0.1]))
+    numbers = [uniform(1, 0, position) for position in range(4000)]
+
+    def frequencies(**changes: object) -> list[float]:
+        request = replace(REQUEST, **changes)  # type: ignore[arg-type]
+        counts = Counter(choose(logits, request, number) for number in numbers)
+        return [counts[token] / 4000 for token in range(4)]
+
+    assert frequencies() == pytest.approx([0.5, 0.1, 0.3, 0.1], abs=0.03)
+    squares = np.array([0.25, 0.01, 0.09, 0.01])
+    assert frequencies(temperature=0.5) == pytest.approx(list(squares / squares.sum()), abs=0.03)
+    assert frequencies(top_k=2) == pytest.approx([0.625, 0, 0.375, 0], abs=0.03)
+    assert frequencies(top_p=0.75) == pytest.approx([0.625, 0, 0.375, 0], abs=0.03)
+    assert frequencies(top_p=0.4) == [1, 0, 0, 0]
+    assert frequencies(top_k=1) == [1, 0, 0, 0]
+    assert choose(logits, REQUEST, 1 - 2**-53) == 3
+
+
+def test_numbers_depend_on_seed_sample_and_position() -> None:
+    """Each of the three changes the number, and nothing else does."""
+    numbers = [uniform(*arguments) for arguments in [(1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1), (2**64 - 1, 0, 0)]]
+    assert len(set(numbers)) == 5
+    assert uniform(1, 0, 0) == numbers[0]
+    assert all(0 <= number < 1 for number in numbers)
