@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.server.pod import Pod
+from tests.server.pod import Pod, new_ip
 from tests.server.stub import Stub, serving
 from tests.server.tinymodel import write_tiny_model
-
-NETWORK = "127.83.0"
-_hosts = itertools.count(1)
-
-
-def new_ip() -> str:
-    """A loopback address that no other pod or stub of this run has."""
-    return f"{NETWORK}.{next(_hosts)}"
 
 
 @pytest.fixture(scope="session")

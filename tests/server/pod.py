@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,13 @@ from tests.server import tinymodel
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "5e" * 32
 T = TypeVar("T")
+_addresses = itertools.count(256 * (os.getpid() % 250) + 1)
+
+
+def new_ip() -> str:
+    """A loopback address that no other pod or stub has, of this run or (most likely) of one beside it."""
+    number = next(_addresses)
+    return f"127.83.{number // 256 % 256}.{number % 256}"
 
 
 def eventually(probe: Callable[[], T | None], what: str, seconds: float = 60.0, every: float = 0.01) -> T:
@@ -39,12 +47,14 @@ class Pod:
         self.directory = directory
         self.ip = ip
         self.uid = uid
+        self.model = model
         self.root = directory / "volume" / "team" / "tiny"
         self.log = directory / "log"
         self._container: subprocess.Popen[bytes] | None = None
         token_file = directory / "token"
         directory.mkdir(parents=True, exist_ok=True)
         token_file.write_text(TOKEN)
+        (directory / "termination").touch()
         (directory / "run").mkdir(exist_ok=True)
         config = {
             "format": 1,
@@ -71,6 +81,16 @@ class Pod:
             "POD_NAME": "tiny-a1-0",
             "NODE_NAME": "node-1",
         }
+
+    def configure(self, **changes: Any) -> None:
+        """Changes top-level fields of EVERLOOP_CONFIG before the next start."""
+        config = json.loads(self.environment["EVERLOOP_CONFIG"])
+        self.environment["EVERLOOP_CONFIG"] = json.dumps(config | changes)
+
+    def use_storage_of(self, other: Pod) -> None:
+        """Makes this a pod of the same session."""
+        self.root = other.root
+        self.configure(storage={"root": str(other.root)})
 
     @property
     def url(self) -> str:

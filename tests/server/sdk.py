@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 SCRIPT = Path(__file__).with_name("sdk_loop.py")
 API_KEY = "tml-0123456789ab-pretend"
@@ -53,11 +53,22 @@ class SdkProgram:
             reader.start()
 
     def _read_events(self, stream: IO[str]) -> None:
-        for line in stream:
-            self.events.append(json.loads(line))
+        with stream:
+            for line in stream:
+                self.events.append(json.loads(line))
 
     def _read_errors(self, stream: IO[str]) -> None:
-        self.errors += stream
+        with stream:
+            self.errors += stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for reader in self._readers:
+            reader.join(timeout=5)
 
     def named(self, event: str) -> list[dict[str, Any]]:
         """The events of one name so far."""
@@ -65,10 +76,7 @@ class SdkProgram:
 
     def finish(self, seconds: float = 120.0) -> None:
         """Waits for the program's end; AssertionError with its traceback unless it ended as it should."""
-        try:
-            code = self.process.wait(timeout=seconds)
-        finally:
-            self.process.kill()
+        code = self.process.wait(timeout=seconds)
         for reader in self._readers:
             reader.join(timeout=5)
         assert code == 0, "".join(self.errors)[-4000:]

@@ -78,7 +78,7 @@ class Stub:
     async def _forward(self, request: Request) -> Response:
         path = f"/api/v1/{request.path_params['rest']}"
         kept = {"content-type", "content-encoding", "accept"}
-        headers = {name: value for name, value in request.headers.items() if name in kept} | self.pod.headers
+        headers = {name: value for name, value in request.headers.items() if name in kept}
         body = await request.body()
         if path.endswith("/asample"):
             sampler = (await request.json())["sampling_session_id"]
@@ -88,7 +88,8 @@ class Stub:
         while True:
             begun = time.monotonic()
             try:
-                answer = await self.client.post(self.pod.url + path, content=body, headers=headers)
+                pod = self.pod
+                answer = await self.client.post(pod.url + path, content=body, headers=headers | pod.headers)
             except httpx.TransportError:
                 answer = httpx.Response(503)
             self.submits.append((path, answer.status_code, time.monotonic() - begun))
@@ -107,7 +108,12 @@ def serving(pod: Pod, ip: str, client_config: dict[str, Any]) -> Iterator[Stub]:
         stub.app, host=ip, port=8000, log_level="warning", timeout_graceful_shutdown=1, lifespan="off"
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+
+    async def serve() -> None:
+        async with stub.client:
+            await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     try:
         eventually(lambda: server.started, "the stub listens", 10)

@@ -35,7 +35,6 @@ def test_reads_what_the_operator_writes() -> None:
     assert config.session.base_model.path == "/models/qwen"
     assert config.session.snapshots.replay_budget_seconds == 20.0
     assert str(config.spare_socket) == "/run/everloop/spare.sock"
-    assert config.termination_log == "/dev/termination-log"
 
 
 @pytest.mark.parametrize(

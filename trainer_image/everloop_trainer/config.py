@@ -97,7 +97,6 @@ class TrainerConfig(_Strict):
     node_name: str
     run_dir: AbsolutePath
     """Directory of sockets, private to the pod."""
-    termination_log: AbsolutePath
 
     @property
     def spare_socket(self) -> Path:
@@ -117,7 +116,6 @@ def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
         "pod_name": environment.get("POD_NAME", ""),
         "node_name": environment.get("NODE_NAME", ""),
         "run_dir": environment.get("EVERLOOP_RUN_DIR", "/run/everloop"),
-        "termination_log": environment.get("EVERLOOP_TERMINATION_LOG", "/dev/termination-log"),
     }
     text = _required(environment, "EVERLOOP_CONFIG")
     try:

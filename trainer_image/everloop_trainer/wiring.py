@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +17,15 @@ from everloop_trainer.config import PORT, ConfigError, TrainerConfig, read_confi
 from everloop_trainer.logs import configure_logs
 from everloop_trainer.server.engine_client import SpareSocket
 from everloop_trainer.server.process import serve
-from everloop_trainer.session.errors import StorageFailed, StorageMismatch
+from everloop_trainer.session.errors import Fenced, StorageFailed, StorageMismatch
 from everloop_trainer.session.service import SessionConfig, SessionService
 from everloop_trainer.session.status import BaseModel
 from everloop_trainer.store.dump import dump
 from everloop_trainer.store.files import PosixFiles
 from everloop_trainer.store.opening import Claimant, open_store
+
+TERMINATION_LOG = "/dev/termination-log"
+"""Made by the kubelet for each container; `EVERLOOP_TERMINATION_LOG` names another file."""
 
 _log = structlog.get_logger(__name__)
 
@@ -33,13 +37,18 @@ def run_server() -> int:
         token = _read_token(Path(config.session.token_file))
     except ConfigError as error:
         configure_logs("server")
-        return _give_up(exitcodes.BAD_CONFIGURATION, f"BadConfiguration: {error}", None)
+        return _give_up(exitcodes.BAD_CONFIGURATION, f"BadConfiguration: {error}")
     session = config.session
     configure_logs("server", session=f"{session.namespace}/{session.name}", pod=config.pod_name)
     try:
         return asyncio.run(serve(config.pod_ip, PORT, token, config.pod_uid, lambda: open_session(config)))
+    except Fenced as error:
+        return _give_up(exitcodes.FENCED, f"Fenced: {error}")
+    except StorageFailed as error:
+        _log.error("storage failed", reason=str(error))
+        return exitcodes.STORAGE_FAILED
     except StorageMismatch as error:
-        return _give_up(exitcodes.STORAGE_MISMATCH, f"StorageMismatch: {error}", config)
+        return _give_up(exitcodes.STORAGE_MISMATCH, f"StorageMismatch: {error}")
 
 
 async def open_session(config: TrainerConfig) -> SessionService:
@@ -95,12 +104,13 @@ def _read_token(path: Path) -> str:
     return token
 
 
-def _give_up(code: int, message: str, config: TrainerConfig | None) -> int:
+def _give_up(code: int, message: str) -> int:
     """Says in the log and in the container's termination message why no restart can help."""
     _log.error("giving up", exit_code=code, reason=message)
-    path = Path(config.termination_log if config is not None else "/dev/termination-log")
     try:
-        path.write_text(message)
+        with Path(os.environ.get("EVERLOOP_TERMINATION_LOG", TERMINATION_LOG)).open("r+") as file:
+            file.truncate()
+            file.write(message)
     except OSError as error:
         _log.warning("no termination message", error=str(error))
     return code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Coroutine
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
@@ -19,7 +19,8 @@ POD_UID_HEADER = "x-everloop-pod-uid"
 MISDIRECTED = 421
 
 _T = TypeVar("_T")
-Ending = Literal["fenced", "storage_failed", "draining"]
+Ending = Fenced | StorageFailed | None
+"""Why a server stops serving; None for an orderly shutdown."""
 
 
 class Closed(Exception):
@@ -67,11 +68,9 @@ class Gate:
         """
         try:
             return await work
-        except Fenced:
-            self.end("fenced")
-        except StorageFailed:
-            self.end("storage_failed")
-        raise Closed
+        except (Fenced, StorageFailed) as reason:
+            self.end(reason)
+            raise Closed from reason
 
     async def poll(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Like `call` for work that changes nothing and may be given up: ends as soon as the server does."""
@@ -84,7 +83,7 @@ class Gate:
 
     def closed_response(self) -> Response:
         """What callers are told while the server is not open; the gateway retries either."""
-        if self.ended.done() and self.ended.result() == "fenced":
+        if self.ended.done() and isinstance(self.ended.result(), Fenced):
             return JSONResponse({"detail": "superseded by a newer incarnation"}, MISDIRECTED)
         return JSONResponse({"detail": "not serving now"}, 503, headers={"Retry-After": "1"})
 

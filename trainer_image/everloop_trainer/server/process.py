@@ -1,4 +1,4 @@
-"""The life of the server process: listen, open the session, serve, drain, and say by the exit code why it ended."""
+"""The life of the server process: listen, open the session, serve, and drain or end."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from collections.abc import Awaitable, Callable, Iterator
 import structlog
 import uvicorn
 
-from everloop_trainer import exitcodes
 from everloop_trainer.server.app import build_app
-from everloop_trainer.server.gate import Ending, Gate
-from everloop_trainer.session.errors import Fenced, StorageFailed, StorageMismatch
+from everloop_trainer.server.gate import Gate
+from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.service import SessionService
 
 DRAIN_SECONDS = 20.0
 """How long an orderly shutdown may take to finish the running operation and snapshot every model."""
 
-_CODES: dict[Ending, int] = {"fenced": exitcodes.FENCED, "storage_failed": exitcodes.STORAGE_FAILED, "draining": 0}
 _log = structlog.get_logger(__name__)
 
 
@@ -35,18 +33,18 @@ class _HttpServer(uvicorn.Server):
 async def serve(
     host: str, port: int, token: str, pod_uid: str, open_session: Callable[[], Awaitable[SessionService]]
 ) -> int:
-    """Serves until the incarnation ends or SIGTERM or SIGINT arrives; returns the process's exit code.
+    """Serves until SIGTERM or SIGINT; returns 0 once the session is drained.
 
-    `open_session` opens the storage and claims the epoch; it may raise Fenced, StorageMismatch or StorageFailed.
+    `open_session` opens the storage and claims the epoch.
 
     Raises:
         OSError: the address cannot be bound.
-        StorageMismatch: from `open_session`; no restart can help.
+        Fenced, StorageMismatch, StorageFailed: as `open_session` or the session says.
     """
     gate = Gate(token, pod_uid)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, gate.end, "draining")
+        loop.add_signal_handler(number, gate.end, None)
     config = uvicorn.Config(
         build_app(gate),
         log_config=None,
@@ -77,22 +75,14 @@ async def _run_session(gate: Gate, open_session: Callable[[], Awaitable[SessionS
         _log.info("session open", **service.status().to_json()["incarnation"])
         running = asyncio.create_task(service.run(), name="session")
         await asyncio.wait((running, gate.ended), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            await running
-            raise RuntimeError("the session's run ended without a reason")
-        if gate.ended.result() == "draining":
+        if gate.ended.done() and (reason := gate.ended.result()) is not None:
+            running.cancel()
+            raise reason
+        if not running.done():
             _log.info("draining")
             await service.drain(DRAIN_SECONDS)
-            await running
-            _log.info("drained")
-        running.cancel()
-    except Fenced as error:
-        _log.error("fenced", error=str(error))
-        gate.end("fenced")
-    except StorageMismatch:
-        gate.end("draining")
+        await running
+        return 0
+    except (Fenced, StorageFailed) as reason:
+        gate.end(reason)
         raise
-    except StorageFailed as error:
-        _log.error("storage failed", error=str(error))
-        gate.end("storage_failed")
-    return _CODES[gate.ended.result()]

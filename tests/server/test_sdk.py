@@ -1,0 +1,65 @@
+"""The unmodified SDK, in a process and environment of its own, against a pod."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server import tinymodel
+from tests.server.sdk import SdkProgram
+from tests.server.stub import Stub
+
+
+def test_every_call_that_is_served(stub: Stub) -> None:
+    """create, forward, forward_backward, optim_step, saves, and samples from all three kinds of sampling clients."""
+    with SdkProgram(stub.url, "everything", seed=5) as program:
+        program.finish()
+    (created,) = program.named("created")
+    assert (created["base"], created["rank"], created["lora"]) == (tinymodel.NAME, 4, True)
+    (forward,) = program.named("forward")
+    assert forward["lengths"] == [16, 16, 16]
+    assert program.named("forward_backward")[0]["loss"] == pytest.approx(forward["loss"])
+    model = created["model_id"]
+    assert program.named("save_state")[0]["path"] == f"tinker://{model}/weights/one"
+    assert program.named("save_weights_for_sampler")[0]["path"] == f"tinker://{model}/sampler_weights/served"
+    samples = {event["sampler"]: event for event in program.named("sample")}
+    assert samples["named"]["logprobs"] == [6, 6]
+    assert samples["named"]["reasons"] == ["length", "length"]
+    assert samples["named"]["tokens"] == samples["ephemeral"]["tokens"] != samples["base"]["tokens"]
+
+
+def test_chunks_equal_one_request_and_a_bad_one_harms_nothing(stub: Stub) -> None:
+    """A bad datum in each chunk position is a RequestFailedError of the user, and the next good operation works."""
+    with SdkProgram(stub.url, "chunks", seed=5, sequences=5) as program:
+        program.finish()
+    assert program.named("chunked")[0]["outputs"] == 5
+    refused = program.named("refused")
+    assert [event["position"] for event in refused] == [0, 1, 2, 3, 4]
+    assert {event["category"] for event in refused} == {"user"}
+    for event in refused:
+        assert f"data[{event['position'] % 2}].loss_fn_inputs.target_tokens" in event["message"]
+    unharmed = program.named("unharmed")
+    assert len(unharmed) == 5
+    assert all(event["before"] == event["after"] for event in unharmed)
+    assert program.named("next")[0]["after"] < unharmed[0]["before"]
+
+
+def test_refusals_name_the_field(stub: Stub) -> None:
+    """Bad content ends as the SDK's RequestFailedError of category user; good content works after it."""
+    with SdkProgram(stub.url, "refusals") as program:
+        program.finish()
+    refused = {event["name"]: event for event in program.named("refused")}
+    assert {event["category"] for event in refused.values()} == {"user"}
+    fields = {
+        "rank": "lora_config.rank",
+        "base_model": "base_model",
+        "loss": "loss_fn",
+        "name": "path",
+        "again": "already exists",
+        "max_tokens": "max_tokens",
+        "token": "prompt",
+        "logprobs": "prompt_logprobs",
+    }
+    assert refused.keys() == fields.keys()
+    for name, field in fields.items():
+        assert field in refused[name]["message"], name
+    assert {event["name"] for event in program.named("accepted")} == {"save", "good"}
