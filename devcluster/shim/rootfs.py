@@ -45,23 +45,34 @@ def make_root(spec: dict[str, Any], directory: Path) -> None:
         target = _below(root, Path(hidden))
         if target.is_dir():
             mount("tmpfs", target, "tmpfs", linux.MS_RDONLY, "mode=755")
+    if spec["cwd"] != "/":
+        resolve(root, spec["cwd"]).mkdir(parents=True, exist_ok=True)
+    binds = _volumes(spec, base)
+    for source, path, _ in binds:
+        _make_target(source, resolve(root, path))
+    if spec["readonly_rootfs"]:  # before the volumes: one may lie on a layer's very root, and stays writable
+        for layer in layers:
+            mount(None, layer, flags=linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY)
+    for source, path, readonly in binds:
+        bind(source, resolve(root, path), readonly=readonly)
+    linux.pivot_into(root)
+
+
+def _volumes(spec: dict[str, Any], base: Path) -> list[tuple[Path, str, bool]]:
+    """Return what is bound into a container: source, container path, read-only; outer paths first."""
+    volumes: list[tuple[Path, str, bool]] = []
     files = spec["files"]
     for volume in sorted(spec["mounts"], key=lambda m: m["target"].count("/")):
         source = Path(os.path.realpath(volume["source"]))
         if not source.exists():
             raise StartError(f"mount source {volume['source']} does not exist")
         if volume["target"] not in files:
-            bind(source, resolve(root, volume["target"]), readonly=volume["readonly"])
+            volumes.append((source, volume["target"], volume["readonly"]))
     for path, text in files.items():
         source = base / Path(path).name
         source.write_text(text)
-        bind(source, resolve(root, path))
-    if spec["cwd"] != "/":
-        resolve(root, spec["cwd"]).mkdir(parents=True, exist_ok=True)
-    if spec["readonly_rootfs"]:
-        for layer in layers:
-            mount(None, layer, flags=linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY)
-    linux.pivot_into(root)
+        volumes.append((source, path, False))
+    return volumes
 
 
 def resolve(root: Path, path: str) -> Path:
@@ -94,16 +105,22 @@ def resolve(root: Path, path: str) -> Path:
 
 def bind(source: Path, target: Path, *, readonly: bool = False) -> None:
     """Show a file or directory at another place too, which is made if need be."""
-    if source.is_dir():
-        target.mkdir(parents=True, exist_ok=True)
-    elif not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch(mode=0o644)
+    _make_target(source, target)
     mount(str(source), target, flags=linux.MS_BIND | linux.MS_REC)
     if readonly:
         # Flags that the source's own mount has must be kept, or the kernel refuses.
         kept = os.statvfs(target).f_flag & (linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
         mount(None, target, flags=linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | kept)
+
+
+def _make_target(source: Path, target: Path) -> None:
+    if target.exists():
+        return
+    if source.is_dir():
+        target.mkdir(parents=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch(mode=0o644)
 
 
 def _below(root: Path, path: Path) -> Path:
