@@ -217,18 +217,15 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupted)
     demo = Demo(arguments)
-    finished = False
     try:
-        equal = demo.play()
-        finished = True
-        if arguments.keep:
-            demo.leave()
-        return 0 if equal else 1
+        return 0 if demo.play() else 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     finally:
-        if not (finished and arguments.keep):
+        if arguments.keep:
+            demo.leave()
+        else:
             demo.tidy()
 
 
