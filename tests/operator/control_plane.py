@@ -83,7 +83,7 @@ def running(directory: Path, extra_tokens: tuple[str, ...] = ()) -> Iterator[Con
     pki = directory / "pki"
     pki.mkdir()
     subprocess.run(["openssl", "genrsa", "-out", pki / "sa.key", "2048"], check=True, capture_output=True)
-    public = ["openssl", "rsa", "-in", pki / "sa.key", "-pubout", "-out", pki / "sa.pub"]
+    public: list[str | Path] = ["openssl", "rsa", "-in", pki / "sa.key", "-pubout", "-out", pki / "sa.pub"]
     subprocess.run(public, check=True, capture_output=True)
     tokens = [f'{ADMIN_TOKEN},admin,1,"system:masters"', *extra_tokens]
     (directory / "tokens.csv").write_text("\n".join(tokens) + "\n")

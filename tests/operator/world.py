@@ -63,9 +63,16 @@ class Api:
     def close(self) -> None:
         self._client.close()
 
-    def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> httpx.Response:
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "application/json",
+        accept: str = "application/json",
+    ) -> httpx.Response:
         content = None if body is None else json.dumps(body)
-        return self._client.request(method, path, content=content, headers={"Content-Type": kind})
+        return self._client.request(method, path, content=content, headers={"Content-Type": kind, "Accept": accept})
 
     def get(self, path: str) -> dict[str, Any] | None:
         answer = self.request("GET", path)

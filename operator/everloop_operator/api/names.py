@@ -145,6 +145,7 @@ EVENT_RECOVERED = "Recovered"
 EVENT_ENGINE_RECOVERED = "EngineRecovered"
 EVENT_SERVER_RECOVERED = "ServerRecovered"
 EVENT_POD_FORCE_DELETED = "PodForceDeleted"
+EVENT_REPLAY_MISMATCH = "ReplayMismatch"
 EVENT_STALLED = "Stalled"
 
 # --- exit codes of the trainer's server -----------------------------------------------------------------------------

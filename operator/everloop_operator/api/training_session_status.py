@@ -55,6 +55,11 @@ class StorageStatus(ApiModel):
     )
     last_snapshot_time: Time | None = Field(default=None, description="When the newest snapshot was completed.")
     error: Text = Field(default="", description="Why nothing can be written; empty while all is well.")
+    replay_mismatches: Count = Field(
+        default=0,
+        description="Replayed operations whose result differed from the recorded one; anything but 0 means that the "
+        "model is not bit-equal to one that was never interrupted.",
+    )
 
 
 class CheckpointStatus(ApiModel):

@@ -66,6 +66,10 @@ def tell(
         what = "the server" if in_server else "the engine"
         message = f"{what} on {entry.node} was lost and is back after {entry.seconds} s{_figures(entry)}"
         events.append(Event("Normal", reason, message, entry.id))
+    mismatches = desired.storage.replay_mismatches if desired.storage else 0
+    if mismatches > (before.storage.replay_mismatches if before.storage else 0):
+        message = f"{mismatches} replayed operations gave another result than before; see the trainer's log"
+        events.append(Event("Warning", names.EVENT_REPLAY_MISMATCH, message, f"{attempt}-{mismatches}"))
     stalled = _condition(desired, names.CONDITION_STALLED)
     was = _condition(before, names.CONDITION_STALLED)
     if stalled and stalled.status == "True" and (was is None or (was.status, was.reason) != ("True", stalled.reason)):

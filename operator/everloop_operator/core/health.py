@@ -154,7 +154,7 @@ def _storage_error(observed: Observed) -> str:
 
 def _base_model(observed: Observed, attempt: int, pod: Pod | None) -> Aspect:
     report = observed.trainer.report
-    if pod and report and report.base_model and report.base_model.manifest_sha256:
+    if pod and report and report.base_model and report.base_model.manifest_sha256 and report.engine.pid is not None:
         return Aspect(True, names.REASON_BASE_MODEL_LOADED, f"{report.base_model.name} is loaded")
     return Aspect(False, names.REASON_BASE_MODEL_LOADING, f"attempt {attempt} has not loaded the base model yet")
 

@@ -59,7 +59,9 @@ def merge(
 
 
 def _complete(entry: Recovery, report: TrainerReport, now: datetime) -> Recovery:
-    own = [r for r in report.recoveries if r.reason == REPLACED and r.id.startswith(f"{entry.id}-")]
+    of_attempt = [item for item in report.recoveries if item.id.startswith(f"{entry.id}-")]
+    # A server that was restarted before it had taken over reports the whole replay as its restart.
+    own = [item for item in of_attempt if item.reason == REPLACED] or of_attempt
     seconds = max(0.0, (now - datetime.fromisoformat(entry.time)).total_seconds())
     figures: dict[str, object] = {"seconds": f"{seconds:.1f}"}
     if own:

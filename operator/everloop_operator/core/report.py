@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 Short = Annotated[str, StringConstraints(max_length=253)]
@@ -19,6 +19,8 @@ def _rfc3339(text: str) -> str:
 
 
 Stamp = Annotated[str, StringConstraints(max_length=40), AfterValidator(_rfc3339)]
+MaybeStamp = Annotated[Stamp | None, BeforeValidator(lambda value: value or None)]
+"""The trainer says '' for what has not happened yet."""
 
 
 class _Part(BaseModel):
@@ -47,9 +49,15 @@ class CheckpointReport(_Part):
 
     name: Short
     step: int = 0
-    time: Stamp | None = None
+    time: MaybeStamp = None
     path: Long = ""
     bytes: int = 0
+
+
+class EngineReport(_Part):
+    """The engine; it has the base model loaded once it has a pid."""
+
+    pid: int | None = None
 
 
 class ModelReport(_Part):
@@ -86,9 +94,12 @@ class TrainerReport(_Part):
     """Starting, Recovering or Serving."""
     incarnation: Incarnation | None = None
     base_model: BaseModelReport | None = None
+    engine: EngineReport = EngineReport()
     models: list[ModelReport] = []
-    last_snapshot_time: Stamp | None = None
+    last_snapshot_time: MaybeStamp = None
     storage: StorageReport = StorageReport()
+    replay_mismatches: int = 0
+    """Replayed operations whose result differed from the recorded one."""
     recoveries: list[RecoveryReport] = []
 
     @property

@@ -134,6 +134,7 @@ def _storage(observed: Observed, spec: TrainingSessionSpec) -> StorageStatus:
         fence_mode=fence_mode(observed, spec) or (before.fence_mode if before else ""),
         last_snapshot_time=last or (before.last_snapshot_time if before else None),
         error=report.storage.error[:1024] if report else "",
+        replay_mismatches=max(0, report.replay_mismatches) if report else (before.replay_mismatches if before else 0),
     )
 
 
@@ -190,6 +191,7 @@ def _vital(status: TrainingSessionStatus) -> tuple[Any, ...]:
         status.pod,
         status.endpoint,
         [(item.type, item.status, item.reason) for item in status.conditions],
+        status.storage.replay_mismatches if status.storage else 0,
         status.recoveries,
         status.budgets.infrastructure.failures if status.budgets else [],
     )
