@@ -42,7 +42,7 @@ demo-down: ## take down the cluster that `make demo KEEP=1` left (ROOT=...)
 test: ## linters, types and all tests
 	@$(bootstrap) ensure test
 	@$(MAKE) lint
-	@$(in_tests) pytest -v -p no:cacheprovider $(TESTS)
+	@$(in_tests) pytest -v -p no:cacheprovider --durations=15 $(TESTS)
 
 .PHONY: lint
 lint: ## formatting, linting, types, import rules

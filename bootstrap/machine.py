@@ -13,7 +13,7 @@ from bootstrap.layout import BootstrapError
 from bootstrap.progress import size
 
 _GO_MINIMUM = (1, 26)
-_DISK_NEEDED = 14_000_000_000  # bytes; torch with its CUDA libraries is most of it
+_DISK_NEEDED = 12_000_000_000  # bytes; torch with its CUDA libraries is most of it
 
 
 def check(cache: Path, *, cluster: bool) -> None:
