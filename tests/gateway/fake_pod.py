@@ -1,0 +1,153 @@
+"""A session pod as the gateway sees it: the wire of one incarnation over a ledger that outlives it.
+
+    fake_pod.py IP POD_UID TOKEN LEDGER
+
+The ledger is a JSON-lines file that stands for the journal: what is in it was accepted, by whichever pod. A test
+steers the pod by POST /_mode with {"mode": MODE}: "serve"; "hold" (accepts, but nothing gets done); "fenced" (421).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.machinery
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+PROTOBUF = "application/x-protobuf"
+
+
+def wire_schema() -> Any:
+    """The SDK's generated protobuf module, without the SDK, whose import takes seconds."""
+    package = importlib.util.find_spec("tinker")
+    assert package is not None
+    assert package.submodule_search_locations
+    path = Path(package.submodule_search_locations[0], "proto", "tinker_public_pb2.py")
+    loader = importlib.machinery.SourceFileLoader("tinker_public_pb2", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+class Ledger:
+    """Accepted operations, and every call that came in, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.touch()
+
+    def write(self, **record: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({**record, "time": time.time()}) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
+
+    def find(self, request_id: str) -> dict[str, Any] | None:
+        return next((r for r in self.read() if r.get("accepted") == request_id), None)
+
+
+class Pod:
+    def __init__(self, uid: str, token: str, ledger: Ledger) -> None:
+        self.uid, self.token, self.ledger, self.mode = uid, token, ledger, "serve"
+        self.schema = wire_schema()
+
+    async def set_mode(self, request: Request) -> Response:
+        self.mode = (await request.json())["mode"]
+        return JSONResponse({})
+
+    async def call(self, request: Request) -> Response:
+        method = request.url.path.rpartition("/")[2]
+        body = await request.body()
+        self.ledger.write(call=method, pod=self.uid, weights=request.headers.get("x-everloop-weights"))
+        if request.headers.get("authorization") != f"Bearer {self.token}":
+            return JSONResponse({"detail": "token"}, 401)
+        if request.headers.get("x-everloop-pod-uid") != self.uid or self.mode == "fenced":
+            return JSONResponse({"detail": "fenced"}, 421)
+        if method == "retrieve_future":
+            return await self.retrieve(json.loads(body)["request_id"])
+        if method == "get_info":
+            return self.info(json.loads(body)["model_id"])
+        stream, number, extra = self.identify(method, body)
+        request_id = f"{stream}:{number}"
+        if self.ledger.find(request_id) is None:
+            self.ledger.write(accepted=request_id, method=method, pod=self.uid, extra=extra)
+        ids = {"sample_sequence_ids": [f"{request_id}:0"]} if method == "asample" else {}
+        return JSONResponse({"request_id": request_id, **ids})
+
+    def identify(self, method: str, body: bytes) -> tuple[str, int, dict[str, Any]]:
+        if method == "forward_backward":
+            message = self.schema.ForwardBackwardRequest.FromString(body)
+            return message.model_id, message.seq_id, {"datums": len(message.data)}
+        value = json.loads(body)
+        if method == "create_model":
+            return f"{value['session_id']}:train:{value['model_seq_id']}", 0, {"base_model": value["base_model"]}
+        if method == "asample":
+            return value["sampling_session_id"], value["seq_id"], {}
+        return value["model_id"], value["seq_id"], {"sampler": value.get("sampling_session_seq_id")}
+
+    def info(self, model_id: str) -> Response:
+        created = self.ledger.find(f"{model_id}:0")
+        if created is None:
+            return JSONResponse({"detail": f"model_id {model_id}"}, 404)
+        name = created["extra"]["base_model"]
+        return JSONResponse({"model_id": model_id, "model_data": {"model_name": name}, "lora_rank": 8, "is_lora": True})
+
+    async def retrieve(self, request_id: str) -> Response:
+        give_up = time.monotonic() + 30
+        while self.mode == "hold" and time.monotonic() < give_up:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        operation = self.ledger.find(request_id)
+        if operation is None:
+            return JSONResponse({"detail": f"request_id {request_id}"}, 410)
+        if self.mode == "hold":
+            return JSONResponse({"queue_state": "active"}, 408)
+        if self.mode == "fenced":
+            return JSONResponse({"detail": "fenced"}, 421)
+        self.ledger.write(delivered=request_id, pod=self.uid)
+        return self.result(operation, request_id.rpartition(":")[0])
+
+    def result(self, operation: dict[str, Any], stream: str) -> Response:
+        method, extra = operation["method"], operation["extra"]
+        if method == "forward_backward":
+            output = self.schema.ForwardBackwardOutput(loss_fn_output_type="none")
+            output.metrics["loss:sum"] = 1.5
+            record = output.loss_fn_outputs.add()
+            record.num_datums = extra["datums"]
+            return Response(output.SerializeToString(), media_type=PROTOBUF)
+        if method == "asample":
+            answer = self.schema.SampleResponse()
+            answer.sequences.add(stop_reason=1, tokens=b"\x07\0\0\0", logprobs=b"\0\0\0\0")
+            return Response(answer.SerializeToString(), media_type=PROTOBUF)
+        if method == "create_model":
+            return JSONResponse({"model_id": stream})
+        if method == "optim_step":
+            return JSONResponse({"metrics": {}})
+        if extra["sampler"] is not None:
+            return JSONResponse({"sampling_session_id": f"{stream.partition(':')[0]}:sample:{extra['sampler']}"})
+        return JSONResponse({"path": f"tinker://{stream}/weights/saved"})
+
+
+def main() -> None:
+    ip, uid, token, ledger = sys.argv[1:]
+    pod = Pod(uid, token, Ledger(Path(ledger)))
+    routes = [
+        Route("/_mode", pod.set_mode, methods=["POST"]),
+        Route("/api/v1/{method}", pod.call, methods=["POST"]),
+    ]
+    uvicorn.run(Starlette(routes=routes), host=ip, port=8080, log_level="warning", lifespan="off")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What a user runs: the unmodified SDK, steered by lines on standard input; prints one JSON object an event.
+
+    sdk_client.py SCENARIO BASE_MODEL
+
+It imports nothing but the SDK. URL and key come from the SDK's own variables.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import tinker
+from tinker import types
+
+DATUM = types.Datum(
+    model_input=types.ModelInput.from_ints([1, 2, 3]),
+    loss_fn_inputs={
+        "target_tokens": types.TensorData(data=[2, 3, 4], dtype="int64", shape=[3]),
+        "weights": types.TensorData(data=[1.0, 1.0, 1.0], dtype="float32", shape=[3]),
+    },
+)
+ADAM = types.AdamParams(learning_rate=1e-3)
+
+
+def say(event: str, **values: object) -> None:
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+def train(base_model: str) -> None:
+    """One step of training for each line of input, then a saved state."""
+    client = tinker.ServiceClient().create_lora_training_client(base_model, rank=8)
+    info = client.get_info()
+    say("created", model_id=info.model_id, tokenizer=info.model_data.tokenizer_id, name=info.model_data.model_name)
+    for line in sys.stdin:
+        if line.strip() == "end":
+            break
+        forward = client.forward_backward([DATUM], "cross_entropy")
+        update = client.optim_step(ADAM)
+        say("step", loss=forward.result().metrics["loss:sum"], metrics=update.result().metrics)
+    say("saved", path=client.save_state("saved").result().path)
+
+
+def sample(base_model: str) -> None:
+    """Samples from the base model, from weights just saved, and from a checkpoint by its path."""
+    service = tinker.ServiceClient()
+    training = service.create_lora_training_client(base_model, rank=8)
+    path = training.save_state("saved").result().path
+    prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=1)
+    for name, client in (
+        ("base", service.create_sampling_client(base_model=base_model)),
+        ("saved", training.save_weights_and_get_sampling_client()),
+        ("path", service.create_sampling_client(model_path=path)),
+    ):
+        tokens = client.sample(prompt, num_samples=1, sampling_params=params).result().sequences[0].tokens
+        say("sampled", client=name, tokens=list(tokens), base_model=client.get_base_model())
+
+
+def models(base_model: str) -> None:
+    """What the server says it serves."""
+    found = tinker.ServiceClient().get_server_capabilities().supported_models
+    say("models", names=[model.model_name for model in found])
+
+
+if __name__ == "__main__":
+    try:
+        {"train": train, "sample": sample, "models": models}[sys.argv[1]](sys.argv[2])
+    except Exception as error:
+        say("error", type=type(error).__name__, message=str(error))
+        raise
+    say("end")

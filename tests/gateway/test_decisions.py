@@ -1,0 +1,237 @@
+"""What the gateway decides: which session, which pod, how long to hold. Tables over plain values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from everloop_gateway.holding import BeginStream, KeepWaiting, Kind, TellToRepeat, is_definitive, next_step
+from everloop_gateway.routing import (
+    Binding,
+    CatalogueEntry,
+    Gone,
+    Incarnation,
+    InvalidCatalogue,
+    SessionView,
+    Target,
+    UnknownBaseModel,
+    Wait,
+    catalogue_entries,
+    choose_session,
+    find_target,
+    session_view,
+)
+from everloop_gateway.state import Sessions
+from everloop_operator.api import names
+
+POD = Incarnation(3, "pod-uid", "10.0.0.1")
+VIEW = SessionView(
+    namespace="team",
+    name="a",
+    uid="uid-a",
+    base_model="org/small",
+    max_sequence_length=2048,
+    created="2030-01-01T00:00:00Z",
+    default=False,
+    deleting=False,
+    phase=names.PHASE_RUNNING,
+    explanation="",
+    incarnation=POD,
+)
+BINDING = Binding("id", "team", "a", "uid-a", "org/small", None, "key")
+CATALOGUE = (CatalogueEntry("org/small", ("small",), None), CatalogueEntry("org/absent", ("absent",), None))
+
+
+def view(name: str, **changes: Any) -> SessionView:
+    return replace(VIEW, name=name, uid=f"uid-{name}", **changes)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "chosen"),
+    [
+        ([view("a")], "a"),
+        ([view("a", created="2030-01-03"), view("b", created="2030-01-02")], "b"),
+        ([view("a", phase="Pending", created="2030-01-01"), view("b", created="2030-01-02")], "b"),
+        ([view("a", phase="Pending", created="2030-01-02"), view("b", phase="Starting", created="2030-01-01")], "b"),
+        ([view("a", phase="Failed", created="2030-01-01"), view("b", phase="Pending", created="2030-01-02")], "b"),
+        ([view("a", created="2030-01-01"), view("b", created="2030-01-02", default=True, phase="Pending")], "b"),
+        ([view("a", deleting=True), view("b", created="2031")], "b"),
+        ([view("a", base_model="org/other"), view("b")], "b"),
+        ([view("a", namespace="other", default=True), view("b")], "b"),
+        ([view("b"), view("a")], "a"),
+    ],
+)
+def test_the_session_for_a_new_model(sessions: list[SessionView], chosen: str) -> None:
+    """Default label, else serving, else not failed; the oldest, and by name where that is all the same."""
+    assert choose_session("org/small", "team", sessions, CATALOGUE).name == chosen
+    assert choose_session("small", "team", sessions, CATALOGUE).name == chosen
+
+
+def test_a_served_name_is_stronger_than_an_alias() -> None:
+    """A session may serve a model whose name is another's alias."""
+    sessions = [view("a"), view("b", base_model="small")]
+    assert choose_session("small", "team", sessions, CATALOGUE).name == "b"
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("org/smal", "(did you mean 'org/small'?)"),
+        ("ORG/SMALL", "(did you mean 'org/small'?)"),
+        ("smalll", "(did you mean 'small'?)"),
+        ("nothing-like-it", "known: org/small"),
+        ("absent", "known: org/small"),
+    ],
+)
+def test_an_unknown_base_model_gets_near_names(asked: str, hint: str) -> None:
+    """The message says what was asked, where, and what there is."""
+    with pytest.raises(UnknownBaseModel) as caught:
+        choose_session(asked, "team", [VIEW], CATALOGUE)
+    assert str(caught.value).startswith(f"base_model {asked!r}: no TrainingSession in namespace 'team' serves it")
+    assert str(caught.value).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("session", "missing", "found"),
+    [
+        (VIEW, 0, Target("uid-a", POD)),
+        (replace(VIEW, incarnation=None, phase="Recovering", explanation="node b lost"), 0, Wait),
+        (replace(VIEW, uid="uid-new"), 0, Target("uid-new", POD)),
+        (replace(VIEW, uid="uid-new", base_model="org/other"), 0, Gone),
+        (None, 29, Wait),
+        (None, 30, Gone),
+    ],
+)
+def test_where_a_bound_call_goes(session: SessionView | None, missing: float, found: Any) -> None:
+    """The newest incarnation, a wait with its reason, or an end; a re-created session only with the same base model."""
+    result = find_target(BINDING, session, missing)
+    assert result == found if isinstance(found, Target) else isinstance(result, found)
+    if isinstance(result, Wait) and session is not None:
+        assert result.reason == "TrainingSession team/a is Recovering: node b lost"
+
+
+def resource(**status: Any) -> dict[str, Any]:
+    metadata = {"namespace": "team", "name": "a", "uid": "u", "creationTimestamp": "2030-01-01T00:00:00Z"}
+    return {"metadata": metadata, "spec": {"baseModel": {"name": "org/small"}}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("status", "incarnation"),
+    [
+        ({}, None),
+        ({"attempt": 1, "pod": {"name": "p"}}, None),
+        ({"attempt": 1, "pod": {"name": "p", "uid": "x"}}, None),
+        ({"attempt": 1, "pod": {"name": "p", "ip": "10.0.0.1"}}, None),
+        ({"pod": {"name": "p", "uid": "x", "ip": "10.0.0.1"}}, None),
+        ({"attempt": 2, "pod": {"name": "p", "uid": "x", "ip": "10.0.0.1"}}, Incarnation(2, "x", "10.0.0.1")),
+    ],
+)
+def test_an_incarnation_is_complete_or_none(status: dict[str, Any], incarnation: Incarnation | None) -> None:
+    """A pod without an address is no place to send anything."""
+    assert session_view(resource(**status)).incarnation == incarnation
+
+
+def condition(kind: str, status: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": "R", "message": message}
+
+
+def test_the_reason_for_waiting_is_the_most_telling_condition() -> None:
+    """Stalled says more than Serving, Serving more than Reconciling; conditions in order say nothing."""
+    conditions = [
+        condition(names.CONDITION_RECONCILING, "True", "working"),
+        condition(names.CONDITION_SERVING, "False", "node lost"),
+        condition(names.CONDITION_STALLED, "True", "budget spent"),
+    ]
+    for expected in ("budget spent", "node lost", "working", ""):
+        found = session_view(resource(phase="Recovering", conditions=conditions)).explanation
+        assert found == expected
+        if conditions:
+            conditions.pop()
+
+
+@pytest.mark.parametrize(
+    "text", [None, {}, [3], [{}], [{"name": "a", "aliases": "b"}], [{"name": "a", "tokenizer_id": 1}]]
+)
+def test_a_wrong_catalogue_is_refused(text: object) -> None:
+    """By field."""
+    with pytest.raises(InvalidCatalogue, match=r"catalogue\.json"):
+        catalogue_entries(text)
+
+
+FIVE = KeepWaiting(5.0)
+STREAM = BeginStream()
+PAUSED, BUSY, AGAIN = TellToRepeat(402), TellToRepeat(429), TellToRepeat(408)
+
+
+@pytest.mark.parametrize(
+    ("kind", "waited", "outage", "sent", "step"),
+    [
+        (Kind.CREATE, 0, 0, False, FIVE),
+        (Kind.TRAIN, 0, 1e6, False, FIVE),
+        (Kind.SAVE, 0, 1e6, False, FIVE),
+        (Kind.QUERY, 4, 0, False, KeepWaiting(1.0)),
+        (Kind.CREATE, 5, 1e6, False, STREAM),
+        (Kind.QUERY, 5, 1e6, False, STREAM),
+        (Kind.TRAIN, 5, 599, False, STREAM),
+        (Kind.TRAIN, 5, 600, False, KeepWaiting(25.0)),
+        (Kind.TRAIN, 30, 600, False, PAUSED),
+        (Kind.SAVE, 5, 59, False, STREAM),
+        (Kind.SAVE, 5, 60, True, KeepWaiting(25.0)),
+        (Kind.SAVE, 30, 85, False, PAUSED),
+        (Kind.SAMPLE, 5, 0, False, KeepWaiting(15.0)),
+        (Kind.SAMPLE, 20, 0, True, BUSY),
+        (Kind.POLL, 5, 0, False, KeepWaiting(25.0)),
+        (Kind.POLL, 30, 0, False, AGAIN),
+        (Kind.POLL, 30, 0, True, KeepWaiting(10.0)),
+        (Kind.POLL, 40, 0, True, AGAIN),
+    ],
+)
+def test_how_a_call_is_held(kind: Kind, waited: float, outage: float, sent: bool, step: object) -> None:
+    """Each kind is answered in the way on which the SDK comes again without end, and within its read timeout."""
+    assert next_step(kind, waited, outage, sent) == step
+
+
+@pytest.mark.parametrize(
+    ("status", "definitive"),
+    [(200, True), (400, True), (404, True), (408, True), (410, True), (413, True), (429, True)]
+    + [(401, False), (403, False), (421, False), (500, False), (502, False), (503, False), (504, False)],
+)
+def test_which_answers_of_a_pod_are_the_clients(status: int, definitive: bool) -> None:
+    """Trouble between gateway and pod is never the client's."""
+    assert is_definitive(status) is definitive
+
+
+def test_clocks_of_missing_and_failing_sessions() -> None:
+    """Missing counts from the first question, an outage from the first failure, and both end."""
+    now = 100.0
+    sessions = Sessions(lambda: now)
+    key = ("team", "a")
+    assert sessions.missing_seconds(key) == 0
+    now = 107.0
+    assert sessions.missing_seconds(key) == 7
+    sessions.put(VIEW)
+    sessions.drop(key)
+    now = 110.0
+    assert sessions.missing_seconds(key) == 3
+    assert sessions.outage_seconds(key) == 0
+    sessions.call_failed(key)
+    now = 115.0
+    sessions.call_failed(key)
+    assert sessions.outage_seconds(key) == 5
+    sessions.call_answered(key)
+    assert sessions.outage_seconds(key) == 0
+
+
+def test_a_change_wakes_those_who_wait_for_it_and_nobody_else() -> None:
+    """An unchanged object is no change."""
+    sessions = Sessions()
+    mine, any_session, other = sessions.change(("team", "a")), sessions.change(None), sessions.change(("team", "b"))
+    sessions.put(VIEW)
+    assert (mine.is_set(), any_session.is_set(), other.is_set()) == (True, True, False)
+    again = sessions.change(("team", "a"))
+    sessions.put(VIEW)
+    assert not again.is_set()
+    sessions.put(replace(VIEW, incarnation=None))
+    assert again.is_set()

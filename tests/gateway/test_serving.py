@@ -1,0 +1,181 @@
+"""The ordinary way: models, samples and information, from the unmodified SDK through the gateway to a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from everloop_operator.api import names
+from tests.gateway.world import Cluster, GatewayProcess, Processes, SdkProcess, Tenant, wait_for
+
+Start = Callable[..., SdkProcess]
+Address = Callable[[], str]
+
+
+@pytest.fixture
+def serving(tenant: Tenant, processes: Processes, address: Address) -> Tenant:
+    """A tenant whose session has a pod."""
+    tenant.serve(tenant.start_pod(processes, address()))
+    return tenant
+
+
+def test_training_through_an_alias(cluster: Cluster, gateway: GatewayProcess, serving: Tenant, sdk: Start) -> None:
+    """Protobuf and JSON calls arrive once and in order; the pod sees the real name, the user the tokenizer."""
+    program = sdk(gateway.url, cluster.key(serving.namespace), "train", "small")
+    created = program.wait("created")
+    model = created["model_id"]
+    assert (created["name"], created["tokenizer"]) == ("org/small", "org/small-tokenizer")
+    for _ in range(2):
+        program.say("step")
+    assert program.wait("step", 2)["loss"] == 1.5
+    program.finish()
+    assert serving.accepted() == [f"{model}:{n}" for n in range(6)]
+    assert program.named("saved")[0]["path"] == f"tinker://{model}/weights/saved"
+
+
+def test_the_binding_is_an_immutable_config_map_of_the_session(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant
+) -> None:
+    """It is there before the first answer, names session and key, and goes with its TrainingSession."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        body = {"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"}
+        for _ in range(2):
+            assert client.post("/create_model", json=body).json() == {"request_id": f"{session_id}:train:0:0"}
+    (binding,) = serving.bindings()
+    assert binding["immutable"] is True
+    assert binding["data"]["id"] == f"{session_id}:train:0"
+    assert (binding["data"]["session"], binding["data"]["uid"]) == ("small", serving.uid)
+    (owner,) = binding["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == (names.TRAINING_SESSION_KIND, serving.uid)
+
+
+def test_samples_go_with_the_weights_that_they_were_asked_for(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant, sdk: Start
+) -> None:
+    """Base model, checkpoint path, and a sampling session born of a save: each pod call says which."""
+    program = sdk(gateway.url, cluster.key(serving.namespace), "sample")
+    program.finish()
+    assert [(e["client"], e["tokens"], e["base_model"]) for e in program.named("sampled")] == [
+        ("base", [7], "org/small"),
+        ("saved", [7], "org/small"),
+        ("path", [7], "org/small"),
+    ]
+    seen = [record["weights"] for record in serving.ledger() if record.get("call") == "asample"]
+    model = serving.accepted()[0].rpartition(":")[0]
+    assert seen == ["base", None, f"tinker://{model}/weights/saved"]
+
+
+def test_an_unknown_base_model_is_a_bad_request_that_lists_the_known(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant, sdk: Start
+) -> None:
+    """The SDK raises BadRequestError at once, with a near name."""
+    program = sdk(gateway.url, cluster.key(serving.namespace), "train", "org/smal")
+    error = program.wait("error")
+    assert error["type"] == "BadRequestError"
+    assert "base_model 'org/smal'" in error["message"]
+    assert "did you mean 'org/small'?" in error["message"]
+    assert serving.bindings() == []
+
+
+def test_a_session_of_another_namespace_is_not_found(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant
+) -> None:
+    """A key reaches its own namespace only."""
+    with gateway.session(cluster.key(cluster.namespace("team-empty"))) as (client, session_id):
+        assert client.get("/get_server_capabilities").json() == {"supported_models": []}
+        answer = client.post(
+            "/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"}
+        )
+    assert (answer.status_code, "known: none" in answer.json()["detail"]) == (400, True)
+
+
+def test_the_default_session_is_chosen_and_a_binding_stays(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant
+) -> None:
+    """A newer session labelled as default gets new models; a repeated create_model stays where it was."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        body = {"session_id": session_id, "base_model": "org/small"}
+        client.post("/create_model", json={**body, "model_seq_id": 0})
+        serving.create_session("other", "org/small", {names.LABEL_DEFAULT: "true"})
+
+        def bound(number: int) -> str:
+            answer = client.post("/create_sampling_session", json={**body, "sampling_session_seq_id": number})
+            sampler = answer.json()["sampling_session_id"]
+            found = {b["data"]["id"]: b["data"]["session"] for b in serving.bindings()}
+            assert found[f"{session_id}:train:0"] == "small"
+            return str(found[sampler])
+
+        numbers = iter(range(1000))
+        wait_for("the default session", lambda: bound(next(numbers)) == "other")
+        assert client.post("/create_model", json={**body, "model_seq_id": 0}).status_code == 200
+    assert serving.accepted() == [f"{session_id}:train:0:0"]
+
+
+def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayProcess, serving: Tenant) -> None:
+    """samplers/{id} answers from the binding, weights_info from binding and pod; what is not known is 404."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        path = f"tinker://{session_id}:train:0/weights/one"
+        body = {"session_id": session_id, "sampling_session_seq_id": 0, "model_path": path}
+        answer = client.post("/create_sampling_session", json=body)
+        assert (answer.status_code, "model_path" in answer.json()["detail"]) == (404, True)
+        client.post("/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"})
+        sampler = client.post("/create_sampling_session", json=body).json()["sampling_session_id"]
+        assert client.get(f"/samplers/{sampler}").json() == {
+            "sampler_id": sampler,
+            "base_model": "org/small",
+            "model_path": path,
+        }
+        info = client.post("/weights_info", json={"tinker_path": path}).json()
+        assert info == {"base_model": "org/small", "is_lora": True, "lora_rank": 8}
+        for bad in ("tinker://nothing", f"tinker://{session_id}:train:0/elsewhere/x"):
+            answer = client.post("/weights_info", json={"tinker_path": bad})
+            assert (answer.status_code, "tinker_path" in answer.json()["detail"]) == (400, True)
+        answer = client.post("/weights_info", json={"tinker_path": f"tinker://{session_id}:train:9/weights/x"})
+        assert (answer.status_code, "tinker_path" in answer.json()["detail"]) == (404, True)
+        assert client.get("/samplers/nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "word"),
+    [
+        ("optim_step", b"{", {}, 400, "not JSON"),
+        ("optim_step", b"{}", {}, 400, "model_id"),
+        ("optim_step", b'{"model_id": "x"}', {}, 404, "model_id"),
+        ("create_model", b'{"session_id": 3}', {}, 400, "session_id"),
+        ("retrieve_future", b'{"request_id": "x"}', {}, 410, "request_id"),
+        ("forward_backward", b"\xff\xff", {"content-type": "application/x-protobuf"}, 400, "protobuf"),
+        ("forward_backward", b"{}", {}, 415, "content-type"),
+        (
+            "forward_backward",
+            b"",
+            {"content-type": "application/x-protobuf", "content-encoding": "zstd"},
+            415,
+            "content-encoding",
+        ),
+        ("load_weights", b"{}", {}, 404, "load_weights is not served"),
+    ],
+)
+def test_an_undecodable_call_is_refused_with_its_field(
+    cluster: Cluster,
+    gateway: GatewayProcess,
+    serving: Tenant,
+    path: str,
+    body: bytes,
+    headers: dict[str, str],
+    status: int,
+    word: str,
+) -> None:
+    """What cannot be routed never reaches a pod, and the message names the field."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, _):
+        answer = client.post(f"/{path}", content=body, headers={"content-type": "application/json"} | headers)
+    assert answer.status_code == status
+    assert word in answer.json()["detail"]
+    assert serving.ledger() == []
+
+
+def test_an_unknown_request_is_410(cluster: Cluster, gateway: GatewayProcess, serving: Tenant) -> None:
+    """404 would end the user's program as a lost promise."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        answer = client.post("/retrieve_future", json={"request_id": f"{session_id}:train:5:1"})
+    assert answer.status_code == 410

@@ -1,0 +1,385 @@
+"""The gateway's surroundings in a test: a real API server, session pods and SDK programs as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import yaml
+
+from everloop_operator.api import names, tokens
+from tests.operator.control_plane import ADMIN_TOKEN, ControlPlane
+
+T = TypeVar("T")
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+RELEASE_NAMESPACE = "everloop-system"
+GATEWAY_TOKEN = "gateway-token"
+GATEWAY_USER = "gateway"
+MASTER = "5f" * tokens.MASTER_KEY_BYTES
+CATALOGUE = [{"name": "org/small", "aliases": ["small"], "tokenizer_id": "org/small-tokenizer"}]
+
+# The rights of the gateway, and no more: the tests run it as a user that has just these.
+CLUSTER_RULES = [
+    {"apiGroups": [names.GROUP], "resources": [names.TRAINING_SESSION_PLURAL], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "get"]},
+]
+RELEASE_RULES = [
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
+]
+
+
+def wait_for(what: str, test: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """The first true value of `test`."""
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        found = test()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {seconds} s")
+
+
+def background(work: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
+    """Run something in a thread that does not outlive the test run, whatever it waits for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments, **options))
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the result gets it)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+@dataclass
+class Processes:
+    """Processes that end with the test."""
+
+    started: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    def start(
+        self, command: list[str], environment: dict[str, str], log: Path, **options: Any
+    ) -> subprocess.Popen[Any]:
+        with log.open("ab") as file:
+            process = subprocess.Popen(command, env=environment, stderr=file, **({"stdout": file} | options))
+        self.started.append(process)
+        return process
+
+    def stop(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+
+class Api:
+    """The administrator's hands on the API server."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        context = ssl.create_default_context(cafile=str(plane.ca_file))
+        self._http = httpx.Client(
+            base_url=plane.server,
+            verify=context,
+            trust_env=False,
+            timeout=10.0,
+            headers={"Authorization": f"Bearer {ADMIN_TOKEN}"},
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict[str, Any]:
+        content = None if body is None else json.dumps(body)
+        answer = self._http.request(method, path, content=content, headers={"Content-Type": kind})
+        assert answer.is_success, f"{method} {path}: {answer.text}"
+        value: dict[str, Any] = answer.json()
+        return value
+
+    def exists(self, path: str) -> bool:
+        return self._http.get(path).status_code == 200
+
+
+class Cluster:
+    """The API server with everything in it that a release of Everloop brings."""
+
+    def __init__(self, plane: ControlPlane, directory: Path) -> None:
+        self.plane, self.api, self.directory = plane, Api(plane), directory
+        self.kubeconfig = plane.write_kubeconfig(directory / "gateway.kubeconfig", GATEWAY_TOKEN)
+        self._count = 0
+        crd = yaml.safe_load((REPOSITORY / "crds" / "everloop.dev_trainingsessions.yaml").read_text())
+        self.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        self.namespace(RELEASE_NAMESPACE)
+        for scope, kind, rules in (("", "ClusterRole", CLUSTER_RULES), (RELEASE_NAMESPACE, "Role", RELEASE_RULES)):
+            self._grant(scope, kind, rules)
+        self.release_object("secrets", names.MASTER_KEY_SECRET, stringData={names.MASTER_KEY_FIELD: MASTER})
+        catalogue = {names.CATALOGUE_FIELD: json.dumps(CATALOGUE)}
+        self.release_object("configmaps", names.CATALOGUE_CONFIG_MAP, data=catalogue)
+        wait_for("the CRD", lambda: self.api.exists(f"/apis/{names.API_VERSION}/{names.TRAINING_SESSION_PLURAL}"))
+
+    def _grant(self, namespace: str, kind: str, rules: list[dict[str, Any]]) -> None:
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        group = "rbac.authorization.k8s.io"
+        path = f"/apis/{group}/v1{scope}/{kind.lower()}"
+        self.api.call("POST", f"{path}s", {"metadata": {"name": "gateway"}, "rules": rules})
+        binding = {
+            "metadata": {"name": "gateway"},
+            "roleRef": {"apiGroup": group, "kind": kind, "name": "gateway"},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": GATEWAY_USER}],
+        }
+        self.api.call("POST", f"{path}bindings", binding)
+
+    def namespace(self, name: str) -> str:
+        self.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        return name
+
+    def release_object(self, plural: str, name: str, **content: Any) -> None:
+        path = f"/api/v1/namespaces/{RELEASE_NAMESPACE}/{plural}"
+        self.api.call("POST", path, {"metadata": {"name": name}, **content})
+
+    def tenant(self, session: str = "small", base_model: str = "org/small") -> Tenant:
+        """A namespace of its own with one TrainingSession."""
+        self._count += 1
+        tenant = Tenant(self, self.namespace(f"team-{self._count}"), session)
+        tenant.create_session(session, base_model)
+        return tenant
+
+    def mint_key(self, namespace: str, *options: str) -> Key:
+        """An API key by the real command, not applied yet."""
+        command = [sys.executable, "-m", "everloop_gateway", "mint-key", "--namespace", namespace]
+        command += ["--subject", "someone", "--release-namespace", RELEASE_NAMESPACE, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=python_environment())
+        return Key(self, done.stderr.strip(), json.loads(done.stdout))
+
+    def key(self, namespace: str) -> str:
+        key = self.mint_key(namespace)
+        key.apply()
+        return key.text
+
+
+@dataclass
+class Key:
+    cluster: Cluster
+    text: str
+    manifest: dict[str, Any]
+
+    def apply(self) -> None:
+        self.cluster.api.call("POST", f"/api/v1/namespaces/{RELEASE_NAMESPACE}/secrets", self.manifest)
+
+    def revoke(self) -> None:
+        name = self.manifest["metadata"]["name"]
+        self.cluster.api.call("DELETE", f"/api/v1/namespaces/{RELEASE_NAMESPACE}/secrets/{name}")
+
+
+class Tenant:
+    """A namespace with a TrainingSession whose pod's part is played by `fake_pod.py`."""
+
+    def __init__(self, cluster: Cluster, namespace: str, session: str) -> None:
+        self.cluster, self.namespace, self.session = cluster, namespace, session
+        self.ledger_path = cluster.directory / f"{namespace}.ledger"
+        self.path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.TRAINING_SESSION_PLURAL}"
+        self.attempt = 0
+        self.uid = ""
+
+    def create_session(self, name: str, base_model: str, labels: dict[str, str] | None = None) -> None:
+        spec = {
+            "baseModel": {"name": base_model, "source": {"claim": {"claimName": "models"}}},
+            "storage": {"journal": {"claim": {"claimName": "journal"}}},
+        }
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.TRAINING_SESSION_KIND,
+            "metadata": {"name": name, "labels": labels or {}},
+            "spec": spec,
+        }
+        self.uid = self.cluster.api.call("POST", self.path, body)["metadata"]["uid"]
+
+    def set_status(self, **status: Any) -> None:
+        path = f"{self.path}/{self.session}/status"
+        self.cluster.api.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+
+    def recovering(self, message: str) -> None:
+        condition = {
+            "type": names.CONDITION_SERVING,
+            "status": "False",
+            "reason": names.REASON_RECOVERING,
+            "message": message,
+            "lastTransitionTime": "2030-01-01T00:00:00Z",
+        }
+        self.set_status(phase=names.PHASE_RECOVERING, conditions=[condition], pod=None)
+
+    def serve(self, pod: PodProcess) -> None:
+        """What the operator does once a pod of a new attempt runs."""
+        place = {"name": f"{self.session}-a{self.attempt}-0", "uid": pod.uid, "ip": pod.ip}
+        self.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=pod.attempt, pod=place)
+
+    def start_pod(self, processes: Processes, ip: str) -> PodProcess:
+        """A pod of the next attempt; `serve` lets the gateway know of it."""
+        self.attempt += 1
+        token = tokens.session_token(bytes.fromhex(MASTER), self.uid, self.attempt)
+        return PodProcess(processes, ip, self.attempt, token, self.ledger_path)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.ledger_path.read_text().splitlines()]
+
+    def accepted(self) -> list[str]:
+        return [record["accepted"] for record in self.ledger() if "accepted" in record]
+
+    def calls(self, name: str, pod: PodProcess) -> int:
+        return sum(record.get("call") == name and record["pod"] == pod.uid for record in self.ledger())
+
+    def bindings(self) -> list[dict[str, Any]]:
+        selector = f"labelSelector={names.LABEL_TYPE}={names.TYPE_BINDING}"
+        found = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/configmaps?{selector}")
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
+
+class PodProcess:
+    def __init__(self, processes: Processes, ip: str, attempt: int, token: str, ledger: Path) -> None:
+        self.ip, self.attempt, self.uid = ip, attempt, str(uuid.uuid4())
+        self._start: Callable[[], subprocess.Popen[Any]] = lambda: processes.start(
+            [sys.executable, str(HERE / "fake_pod.py"), ip, self.uid, token, str(ledger)],
+            python_environment(),
+            ledger.with_suffix(".log"),
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Start, or start again in place after a kill."""
+        self.process = self._start()
+        wait_for("session pod", lambda: answers(f"http://{self.ip}:{names.TRAINER_PORT}/"))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def mode(self, mode: str) -> None:
+        httpx.post(f"http://{self.ip}:{names.TRAINER_PORT}/_mode", json={"mode": mode}, trust_env=False)
+
+
+class GatewayProcess:
+    """A replica of the gateway, run as in its container."""
+
+    def __init__(self, processes: Processes, cluster: Cluster, ip: str) -> None:
+        self.url = f"http://{ip}:{names.GATEWAY_PORT}"
+        self.log = cluster.directory / f"gateway-{ip}.log"
+        environment = {
+            **python_environment(),
+            "POD_IP": ip,
+            "EVERLOOP_RELEASE_NAMESPACE": RELEASE_NAMESPACE,
+            "EVERLOOP_LOG_LEVEL": "DEBUG",
+            "KUBECONFIG": str(cluster.kubeconfig),
+        }
+        self._start: Callable[[], subprocess.Popen[Any]] = lambda: processes.start(
+            [sys.executable, "-m", "everloop_gateway"], environment, self.log
+        )
+        self.start()
+
+    def start(self) -> None:
+        self.process = self._start()
+        wait_for("gateway", lambda: answers(f"{self.url}/readyz") == 200, 20.0)
+
+    def client(self, key: str) -> httpx.Client:
+        """A client without the SDK, for what the SDK does not show."""
+        return httpx.Client(base_url=f"{self.url}/api/v1", headers={"X-API-Key": key}, trust_env=False, timeout=60.0)
+
+    @contextmanager
+    def session(self, key: str) -> Iterator[tuple[httpx.Client, str]]:
+        """A client without the SDK, with a session of its own."""
+        with self.client(key) as client:
+            wait_for("the key", lambda: client.post("/client/config").status_code == 200)
+            yield client, client.post("/create_session", json={}).json()["session_id"]
+
+
+class SdkProcess:
+    """`sdk_client.py` in the environment that holds the SDK and nothing of ours."""
+
+    def __init__(self, processes: Processes, url: str, key: str, scenario: str, base_model: str, log: Path) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.log = log
+        environment = {
+            "TINKER_BASE_URL": url,
+            "TINKER_API_KEY": key,
+            "HOME": str(log.parent),
+            "PATH": os.environ["PATH"],
+        }
+        command = [client_python(), str(HERE / "sdk_client.py"), scenario, base_model]
+        pipe = subprocess.PIPE
+        self.process = processes.start(command, environment, log, stdin=pipe, stdout=pipe, text=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [item for item in self.events if item["event"] == event]
+
+    def wait(self, event: str, count: int = 1, seconds: float = 30.0) -> dict[str, Any]:
+        """The `count`-th event of that name; an exception in the user's program fails the test at once."""
+
+        def found() -> dict[str, Any] | None:
+            errors = self.named("error")
+            assert not errors or event == "error", errors
+            matching = self.named(event)
+            return matching[count - 1] if len(matching) >= count else None
+
+        value: dict[str, Any] = wait_for(f"{event} #{count} of the SDK program", found, seconds)
+        return value
+
+    def finish(self, seconds: float = 30.0) -> None:
+        """Let the program end and see that it ended well."""
+        self.say("end")
+        self.wait("end", seconds=seconds)
+        assert self.process.wait(10) == 0
+
+
+def answers(url: str) -> int | None:
+    """The status with which this URL is answered, if it is."""
+    try:
+        return httpx.get(url, trust_env=False, timeout=1.0).status_code
+    except httpx.TransportError:
+        return None
+
+
+def python_environment() -> dict[str, str]:
+    """The environment of a process that runs our own code."""
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY}"}
+
+
+def client_python() -> str:
+    """`EVERLOOP_CLIENT_PYTHON`, else the interpreter of the environment `client` beside the one that runs the tests."""
+    return os.environ.get("EVERLOOP_CLIENT_PYTHON") or str(Path(sys.prefix).parent / "client" / "bin" / "python")
