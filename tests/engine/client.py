@@ -15,7 +15,7 @@ import numpy as np
 from everloop_trainer.engine import framing
 from everloop_trainer.tinker_proto import tinker_public
 
-ADAM = {
+ADAM: dict[str, Any] = {
     "learning_rate": 1e-3,
     "beta1": 0.9,
     "beta2": 0.95,
@@ -23,8 +23,8 @@ ADAM = {
     "weight_decay": 0.0,
     "grad_clip_norm": 0.0,
 }
-LORA = {"rank": 4, "seed": 11, "train_mlp": True, "train_attn": True, "train_unembed": True}
-SAMPLE = {
+LORA: dict[str, Any] = {"rank": 4, "seed": 11, "train_mlp": True, "train_attn": True, "train_unembed": True}
+SAMPLE: dict[str, Any] = {
     "num_samples": 1,
     "max_tokens": 8,
     "temperature": 1.0,
@@ -109,9 +109,7 @@ class Engine:
         return path.read_bytes()
 
 
-def datum(
-    tokens: Sequence[int], targets: Sequence[int] | None = None, weights: Sequence[float] | None = None
-) -> Any:
+def datum(tokens: Sequence[int], targets: Sequence[int] | None = None, weights: Sequence[float] | None = None) -> Any:
     """A Datum as the SDK sends it; by default each token's target is its successor, with weight 1."""
     targets = [*tokens[1:], tokens[0]] if targets is None else targets
     weights = [1.0] * len(targets) if weights is None else weights
@@ -142,9 +140,7 @@ def output_of(body: bytes) -> tuple[float, list[Any]]:
     values = np.frombuffer(batched.data, np.float32)
     offsets = np.frombuffer(batched.offsets, np.int64) // 4
     assert record.num_datums == len(offsets) - 1
-    return message.metrics["loss:sum"], [
-        values[start:stop] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)
-    ]
+    return message.metrics["loss:sum"], [values[start:stop] for start, stop in itertools.pairwise(offsets)]
 
 
 def connect(path: Path, process: subprocess.Popen[bytes], seconds: float = 120) -> Engine:

@@ -30,7 +30,7 @@ def running_spare(directory: Path, model: Path, *options: str) -> Iterator[tuple
     command = [sys.executable, "-m", "everloop_trainer.engine", "--base-model", "test", "--threads", "2"]
     command += ["--socket", str(socket), "--model-path", str(model), *options]
     root = str(Path(everloop_trainer.__file__).parents[1])
-    with (directory / "spare.log").open("wb") as log:
+    with (directory / "spare.log").open("ab") as log:
         process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": root}, stderr=log)
     try:
         connect(socket, process).socket.close()

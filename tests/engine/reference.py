@@ -20,7 +20,7 @@ def plain_model(path: Path) -> Any:
 def merged_logits(
     model: Any, adapter: Adapter, factors: dict[str, tuple[torch.Tensor, torch.Tensor]], tokens: torch.Tensor
 ) -> torch.Tensor:
-    """Logits (length, vocabulary) of one sequence with W + (32 / rank) B A in place of W; embeddings stay as they are."""
+    """Logits (length, vocabulary) of one sequence with W + (32 / rank) B A for W; embeddings stay as they are."""
     weights = {
         f"{name}.weight": model.get_submodule(name).weight.detach() + (32 / adapter.spec.rank) * (b @ a)
         for name, (a, b) in factors.items()
@@ -43,9 +43,9 @@ def loss_and_gradient(
         picked = scores[torch.arange(len(tokens)), torch.tensor(targets)]
         logprobs.append(picked.detach())
         total = total + (-picked * torch.tensor(weights)).sum()
-    total.backward()
-    gradient = torch.cat([leaf.grad.reshape(-1) for pair in factors.values() for leaf in pair])
-    return total.item(), logprobs, gradient
+    leaves = [leaf for pair in factors.values() for leaf in pair]
+    gradients = torch.autograd.grad(total, leaves)
+    return total.item(), logprobs, torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
 def randomise(adapter: Adapter, seed: int = 1) -> None:

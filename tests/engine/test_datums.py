@@ -40,13 +40,16 @@ def _dense(name: str, values: Any) -> Callable[[Any], None]:
     return lambda message: put(message, name, np.asarray(values))
 
 
+def _floats(values: list[float]) -> Any:
+    return np.asarray(values, np.float32)
+
+
 def _option(value: float) -> bytes:
     message = tinker_public.ForwardBackwardRequest(data=[GOOD], loss_fn="cross_entropy")
     message.loss_fn_config_v2["beta"].number = value
     return bytes(message.SerializeToString())
 
 
-FLOATS = np.float32
 CASES = {
     "no protobuf": (b"\xff\xff\xff", "body: not a ForwardBackwardRequest"),
     "loss": (request(GOOD, loss_fn="ppo"), "loss_fn: 'ppo' is not supported; supported: cross_entropy"),
@@ -71,15 +74,15 @@ CASES = {
         "data[1].loss_fn_inputs.target_tokens: 2 values for 3 input tokens",
     ),
     "weights length": (
-        _changed(_dense("weights", FLOATS([1, 1]))),
+        _changed(_dense("weights", _floats([1, 1]))),
         "data[1].loss_fn_inputs.weights: 2 values for 3 input tokens",
     ),
     "infinite weight": (
-        _changed(_dense("weights", FLOATS([1, np.inf, 1]))),
+        _changed(_dense("weights", _floats([1, np.inf, 1]))),
         "data[1].loss_fn_inputs.weights[1]: must be finite, got inf",
     ),
     "nan weight": (
-        _changed(_dense("weights", FLOATS([1, 1, np.nan]))),
+        _changed(_dense("weights", _floats([1, 1, np.nan]))),
         "data[1].loss_fn_inputs.weights[2]: must be finite, got nan",
     ),
     "no weights": (
@@ -91,11 +94,11 @@ CASES = {
         "data[1].loss_fn_inputs.target_tokens: missing",
     ),
     "unknown input": (
-        _changed(_dense("mask", FLOATS([1, 1, 1]))),
+        _changed(_dense("mask", _floats([1, 1, 1]))),
         "data[1].loss_fn_inputs.mask: not an input of cross_entropy",
     ),
     "float targets": (
-        _changed(_dense("target_tokens", FLOATS([1, 2, 3]))),
+        _changed(_dense("target_tokens", _floats([1, 2, 3]))),
         "data[1].loss_fn_inputs.target_tokens: must be integers, got float32",
     ),
     "several targets": (
@@ -147,6 +150,9 @@ def test_what_the_sdk_may_send_is_accepted(engine: Engine) -> None:
     put(message, "weights", np.asarray([0, -1, 1]))
     del message.loss_fn_inputs["weights"].shape[:]
     _, body = engine.call("forward_backward", request(message), model="m", seq=4, forward_only=True)
-    assert body == engine.call(
-        "forward_backward", request(datum([1, 2, 3], [2, 3, 4], [0, -1, 1])), model="m", seq=5, forward_only=True
-    )[1]
+    assert (
+        body
+        == engine.call(
+            "forward_backward", request(datum([1, 2, 3], [2, 3, 4], [0, -1, 1])), model="m", seq=5, forward_only=True
+        )[1]
+    )

@@ -112,7 +112,10 @@ def test_max_tokens_absent_fills_the_context(tiny_base: BaseModel) -> None:
     [
         ({"prompt": ()}, "^prompt: must hold at least one token"),
         ({"prompt": (1, 320)}, r"^prompt\[1\]: token id 320 is outside the vocabulary \(0 to 319\)"),
-        ({"prompt": (1,) * 505}, r"prompt length \(505\) \+ max_tokens \(12\) exceeds the context window \(512 tokens\)"),
+        (
+            {"prompt": (1,) * 505},
+            r"prompt length \(505\) \+ max_tokens \(12\) exceeds the context window \(512 tokens\)",
+        ),
         ({"prompt": (1,) * 512, "max_tokens": None}, r"prompt length \(512\) \+ max_tokens \(1\) exceeds"),
         ({"num_samples": 0}, "^num_samples: must be at least 1"),
         ({"max_tokens": 0}, r"^sampling_params\.max_tokens: must be at least 1"),

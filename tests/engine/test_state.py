@@ -42,7 +42,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_library_reads_it(tmp_path: Path) -> None:
-    """safetensors itself finds every tensor under its documented name, aligned to 8 bytes."""
+    """Safetensors itself finds every tensor under its documented name, aligned to 8 bytes."""
     state.write_state(tmp_path / "state", ALL)
     tensors = load_file(tmp_path / "state")
     assert sorted(tensors) == sorted(f"{group}/{entry.key}" for group in ALL.groups for entry in ENTRIES)

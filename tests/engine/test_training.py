@@ -133,11 +133,11 @@ def test_base_too_short_for_the_configured_length(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("lengths", "budget", "expected"),
     [
-        ([4], 1, [range(0, 1)]),
-        ([4, 4, 4], 8, [range(0, 2), range(2, 3)]),
-        ([1, 1, 8, 1], 8, [range(0, 2), range(2, 3), range(3, 4)]),
-        ([3, 3, 3], 1024, [range(0, 3)]),
-        ([5, 9, 9, 2], 18, [range(0, 2), range(2, 4)]),
+        ([4], 1, [range(1)]),
+        ([4, 4, 4], 8, [range(2), range(2, 3)]),
+        ([1, 1, 8, 1], 8, [range(2), range(2, 3), range(3, 4)]),
+        ([3, 3, 3], 1024, [range(3)]),
+        ([5, 9, 9, 2], 18, [range(2), range(2, 4)]),
     ],
 )
 def test_micro_batches(lengths: list[int], budget: int, expected: list[range]) -> None:
