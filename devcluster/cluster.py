@@ -26,6 +26,7 @@ from devcluster.settings import (
     Settings,
     check_node_name,
     check_root,
+    check_seen_by_kubelets,
     check_socket_path,
     choose_ports,
     file_lock,
@@ -94,6 +95,7 @@ class Cluster:
         if not 1 <= nodes <= 26:
             raise ClusterError(f"nodes: {nodes} is not between 1 and 26")
         kube = build.ensure_kube()
+        check_seen_by_kubelets(kube)
         text = images.read_text() if images else "[]"
         try:
             parse_images(text)

@@ -204,6 +204,13 @@ def check_root(root: Path) -> Path:
     return real
 
 
+def check_seen_by_kubelets(binaries: Path) -> None:
+    """Raise `ClusterError` if a kubelet, which has its own /var/lib and /var/log, could not see its binary."""
+    for place in ("/var/lib", "/var/log"):
+        if binaries.resolve().is_relative_to(place):
+            raise ClusterError(f"{binaries}: EVERLOOP_CACHE can't lie in {place}; choose another directory")
+
+
 def check_socket_path(root: Path, node: str) -> None:
     """Raise `ClusterError` if a kubelet's sockets would have longer paths than the kernel takes."""
     length = len(os_path := f"{root}{LONGEST_SOCKET.format(node)}")

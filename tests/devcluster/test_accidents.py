@@ -24,7 +24,7 @@ def test_containers_outlive_kubelet_and_runtime(component: str, cluster: Cluster
     assert cluster.container_pids(f"on-{component}") == pids
     status = user.get("pod", f"on-{component}")["status"]["containerStatuses"][0]
     assert status["restartCount"] == 0
-    user.kubectl("delete", "pods", "--all", "--now")
+    user.kubectl("delete", "pods", "--all", "--now", "--wait=false")
 
 
 def _kill_and_wait(cluster: Cluster, component: str) -> None:

@@ -10,7 +10,16 @@ import pytest
 from devcluster.agent.endpoints import named_services, routes
 from devcluster.components import components
 from devcluster.cri.images import Images, parse_images
-from devcluster.settings import ClusterError, Layout, Node, NodeState, Settings, choose_ports, free_octet
+from devcluster.settings import (
+    ClusterError,
+    Layout,
+    Node,
+    NodeState,
+    Settings,
+    check_seen_by_kubelets,
+    choose_ports,
+    free_octet,
+)
 from devcluster.shim.rootfs import resolve
 
 API_SERVER = ("127.0.0.1", 6443)
@@ -152,6 +161,13 @@ def test_ports_are_different_and_as_wanted() -> None:
     assert 20124 not in ports.values()
     with pytest.raises(ClusterError, match="20124"):
         choose_ports(20124, {20124})
+
+
+def test_binaries_must_be_seen_by_kubelets() -> None:
+    """A cache in /var/lib is refused, one in /var/cache is not."""
+    check_seen_by_kubelets(Path("/var/cache/everloop/kube/x"))
+    with pytest.raises(ClusterError, match="EVERLOOP_CACHE"):
+        check_seen_by_kubelets(Path("/var/lib/everloop/kube/x"))
 
 
 def test_links_in_a_container_stay_inside(tmp_path: Path) -> None:
