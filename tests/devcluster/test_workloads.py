@@ -58,6 +58,17 @@ def test_restricted_pod_answers_on_its_address(user: User) -> None:
     wait_for(lambda: "GET /hostname" in user.kubectl("logs", "web"), "the request in the log")
 
 
+def test_volumes_of_a_read_only_root_are_writable(user: User) -> None:
+    """With a read-only root an emptyDir can be written, also at /tmp, beside it and inside another volume."""
+    paths = ["/tmp", "/run/everloop", "/tmp/inner"]
+    names = [f"v{i}" for i in range(len(paths))]
+    mounts = [{"name": name, "mountPath": path} for name, path in zip(names, paths, strict=True)]
+    command = "".join(f"echo {path} > {path}/file; " for path in paths) + f"cat {' '.join(f'{p}/file' for p in paths)}"
+    volumes = [{"name": name, "emptyDir": {}} for name in names]
+    text = user.result(manifests.pod("writer", command, volumes=volumes, container={"volumeMounts": mounts}))
+    assert text.split() == paths
+
+
 def test_images(user: User) -> None:
     """An image's entry point and command run; one that is missing can't be pulled."""
     greeter = manifests.pod("greeter", "")
