@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from everloop_operator.cluster.rbac import CLUSTER_RULES, RELEASE_RULES, Rule
-
 from tests.operator.control_plane import ControlPlane, running
 from tests.operator.world import RELEASE, ROOT, Api, Operator, World, eventually, free_address
 

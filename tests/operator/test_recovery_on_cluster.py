@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import signal
 import time
 
 import pytest
 
-from tests.operator.world import World, container, eventually, stamp
+from everloop_operator.api import names
+from tests.operator.world import RELEASE, Operator, World, container, eventually, stamp
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +61,7 @@ def test_session_runs_and_moves_to_another_node_when_its_node_is_lost(world: Wor
 
 
 def test_zombie_that_still_answers_is_replaced_and_later_removed(world: World) -> None:
-    """The node's readiness decides, not the pod's answer; without proof of death the object stays until the deadline."""
+    """The node's readiness decides, not the pod's answer; without proof of death the object stays for a while."""
     world.claims()
     first, second = world.node("a"), world.node("b")
     world.create_session(recovery={"forceDeleteAfterSeconds": 0})
@@ -75,7 +78,7 @@ def test_zombie_that_still_answers_is_replaced_and_later_removed(world: World) -
 
 
 def test_exclusive_claim_is_never_force_deleted_without_proof(world: World) -> None:
-    """ReadWriteOnce: the object of the lost pod stays, because it stands for the attached volume, until its node is gone."""
+    """ReadWriteOnce: the object of the lost pod stands for the attached volume, and stays until its node is gone."""
     world.claims(mode="ReadWriteOnce")
     first, second = world.node("a"), world.node("b")
     world.create_session(recovery={"forceDeleteAfterSeconds": 0})
@@ -263,3 +266,31 @@ def versions(world: World) -> dict[str, str]:
     """resourceVersion of everything in the namespace that the operator writes."""
     objects = [world.session(), *world.pods(), *world.api.items(world.path("secrets")), *world.events()]
     return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in objects}
+
+
+def test_restart_of_the_operator_changes_nothing(world: World, operator: Operator) -> None:
+    """Killed and started again: sessions serve on, nothing is written; what it missed meanwhile it makes up for."""
+    world.claims()
+    first, second = world.node("a"), world.node("b")
+    world.create_session()
+    world.run_pod("tuned-a1-0", first)
+    world.wait_phase("Running")
+    before = versions(world)
+    operator.stop(signal.SIGKILL)
+    operator.start()
+    time.sleep(2)
+    assert versions(world) == before
+    operator.stop(signal.SIGKILL)
+    world.set_ready(first, "Unknown")
+    world.api.delete(world.path("pods", "tuned-a1-0"))
+    operator.start()
+    world.run_pod("tuned-a2-0", second)
+    status = world.wait_phase("Running")
+    assert [entry["reason"] for entry in status["recoveries"]] == ["NodeLost"]
+
+
+def test_second_start_uses_the_same_master_key(world: World) -> None:
+    """The key is made once; only its Secret of that name can be read by the operator."""
+    key = world.api.get(f"/api/v1/namespaces/{RELEASE}/secrets/{names.MASTER_KEY_SECRET}")
+    assert key
+    assert len(base64.b64decode(key["data"]["key"])) == 64

@@ -22,7 +22,6 @@ import httpx
 
 from everloop_operator.api import names
 from everloop_operator.api.tokens import master_key, session_token
-
 from tests.operator.control_plane import ADMIN_TOKEN, ControlPlane
 
 T = TypeVar("T")
@@ -162,7 +161,8 @@ class Operator:
         eventually("operator alive", self.alive, 30)
 
     def alive(self) -> bool:
-        assert self._process and self._process.poll() is None, self.log.read_text()[-3000:]
+        assert self._process
+        assert self._process.poll() is None, self.log.read_text()[-3000:]
         try:
             return httpx.get(f"http://{self.ip}:8081/healthz", timeout=5, trust_env=False).status_code == 200
         except httpx.HTTPError:
@@ -250,7 +250,10 @@ class World:
     def claim(self, name: str, phase: str = "Bound", mode: str = "ReadWriteMany") -> None:
         self.api.create(
             self.path("persistentvolumeclaims"),
-            {"metadata": {"name": name}, "spec": {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}},
+            {
+                "metadata": {"name": name},
+                "spec": {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}},
+            },
         )
         path = self.path("persistentvolumeclaims", name)
         self.api.merge(f"{path}/status", {"status": {"phase": phase, "accessModes": [mode]}})

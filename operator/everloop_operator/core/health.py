@@ -65,10 +65,10 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     pod = attempt.pod
     serving = pod is not None and not attempt.lost and _serves(observed, attempt.number, pod)
     pods = _pods(observed, pod, refusal)
-    volumes = _volumes(observed, spec)
+    volumes = _volumes(observed, spec, pod)
     before = observed.session.status
     recovering = attempt.number > 1 or before.phase in (names.PHASE_RUNNING, names.PHASE_RECOVERING)
-    deadlines = [] if serving else _deadlines(observed, spec, pod)
+    deadlines = [] if serving or attempt.lost else _deadlines(observed, spec, pod)
     times = [time for time, _ in deadlines]
     if pod and observed.trainer.unreachable_since:
         times.append(observed.trainer.unreachable_since + _seconds(UNREACHABLE_PATIENCE_SECONDS))
@@ -95,9 +95,17 @@ def _serves(observed: Observed, attempt: int, pod: Pod) -> bool:
     if trainer.report is not None:
         incarnation = trainer.report.incarnation
         return trainer.report.serving and incarnation is not None and incarnation.attempt == attempt
-    # Not asked yet since this operator started: what was true stays true until the answer.
     was = next((c.status for c in before.conditions if c.type == names.CONDITION_SERVING), "Unknown")
-    return was == "True" and before.attempt == attempt and before.pod is not None and before.pod.uid == pod.uid
+    return was == "True" and recorded_counts(observed, pod)
+
+
+def recorded_counts(observed: Observed, pod: Pod | None) -> bool:
+    """Whether the status still holds for what only the trainer can say.
+
+    An operator that has just started has no answer of this pod yet: what was true stays true until there is one.
+    """
+    recorded = observed.session.status.pod
+    return observed.trainer.report is None and recorded is not None and pod is not None and recorded.uid == pod.uid
 
 
 def _pods(observed: Observed, pod: Pod | None, refusal: str) -> Aspect:
@@ -119,7 +127,7 @@ def _pods(observed: Observed, pod: Pod | None, refusal: str) -> Aspect:
     return Aspect(False, names.REASON_POD_NOT_READY, f"pod {pod.name}: {waiting or 'not ready'}")
 
 
-def _volumes(observed: Observed, spec: TrainingSessionSpec) -> Aspect:
+def _volumes(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> Aspect:
     where = f'in namespace "{observed.session.namespace}"'
     for field, name in claims(spec).items():
         if name not in observed.claims:
@@ -134,8 +142,9 @@ def _volumes(observed: Observed, spec: TrainingSessionSpec) -> Aspect:
         if claim.phase != "Bound":
             message = f'PersistentVolumeClaim "{name}" ({field}) is not bound to a volume yet'
             return Aspect(False, names.REASON_CLAIM_NOT_BOUND, message)
-    if _storage_error(observed):
-        return Aspect(False, names.REASON_STORAGE_ERROR, _storage_error(observed))
+    error = _storage_error(observed, pod)
+    if error:
+        return Aspect(False, names.REASON_STORAGE_ERROR, f"the journal can't be written: {error}")
     return Aspect(True, names.REASON_AS_EXPECTED, "all claims are bound")
 
 
@@ -147,15 +156,20 @@ def claims(spec: TrainingSessionSpec) -> dict[str, str]:
     }
 
 
-def _storage_error(observed: Observed) -> str:
-    report = observed.trainer.report
-    return f"the journal can't be written: {report.storage.error}" if report and report.storage.error else ""
+def _storage_error(observed: Observed, pod: Pod | None) -> str:
+    report, before = observed.trainer.report, observed.session.status.storage
+    if report:
+        return report.storage.error
+    return before.error if before and recorded_counts(observed, pod) else ""
 
 
 def _base_model(observed: Observed, attempt: int, pod: Pod | None) -> Aspect:
     report = observed.trainer.report
     if pod and report and report.base_model and report.base_model.manifest_sha256 and report.engine.pid is not None:
         return Aspect(True, names.REASON_BASE_MODEL_LOADED, f"{report.base_model.name} is loaded")
+    was = next((c for c in observed.session.status.conditions if c.type == names.CONDITION_BASE_MODEL_READY), None)
+    if was and was.status == "True" and recorded_counts(observed, pod):
+        return Aspect(True, was.reason, was.message)
     return Aspect(False, names.REASON_BASE_MODEL_LOADING, f"attempt {attempt} has not loaded the base model yet")
 
 

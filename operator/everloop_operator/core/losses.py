@@ -45,7 +45,9 @@ def find(
     node_name = pod.node if pod else (recorded.node if recorded else "")
     recorded_uid = recorded.node_uid if recorded and recorded.node == node_name else ""
     if node_name:
-        loss = _node_loss(observed, node_name, recorded_uid, node_lost_seconds)
+        # A pod that is gone is lost anyway: a node that is not Ready is then the cause, however short.
+        gone = pod is None or pod.deletion_requested is not None
+        loss = _node_loss(observed, node_name, recorded_uid, 0.0 if gone else node_lost_seconds)
         if loss:
             return loss
     if pod is None:

@@ -20,7 +20,7 @@ from everloop_operator.api.training_session_status import (
 )
 
 from . import conditions, recoveries
-from .health import Aspect, Health
+from .health import Aspect, Health, recorded_counts
 from .losses import Loss
 from .observed import Observed, Pod
 from .projections import parse_time
@@ -50,7 +50,7 @@ def build(
         "endpoint": endpoint,
         "pod": pod_status(observed, pod),
         "budgets": BudgetsStatus(infrastructure=budget),
-        "storage": _storage(observed, spec),
+        "storage": _storage(observed, spec, pod),
         "conditions": conditions.update(
             before.conditions,
             conditions.aspects(health, f"attempt {attempt} serves on {pod.node}" if pod else ""),
@@ -127,13 +127,14 @@ def pod_status(observed: Observed, pod: Pod | None) -> PodStatus | None:
     return PodStatus(name=pod.name, uid=pod.uid, node=pod.node, node_uid=node_uid, ip=pod.ip)
 
 
-def _storage(observed: Observed, spec: TrainingSessionSpec) -> StorageStatus:
+def _storage(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> StorageStatus:
     before, report = observed.session.status.storage, observed.trainer.report
+    error = before.error if before and recorded_counts(observed, pod) else ""
     last = report.last_snapshot_time if report else None
     return StorageStatus(
         fence_mode=fence_mode(observed, spec) or (before.fence_mode if before else ""),
         last_snapshot_time=last or (before.last_snapshot_time if before else None),
-        error=report.storage.error[:1024] if report else "",
+        error=report.storage.error[:1024] if report else error,
         replay_mismatches=max(0, report.replay_mismatches) if report else (before.replay_mismatches if before else 0),
     )
 

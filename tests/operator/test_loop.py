@@ -1,0 +1,407 @@
+"""Queue, cache, poller and the carrying out of plans: what happens when signals come late, twice, or never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from everloop_operator.api import names
+from everloop_operator.core.events import Event
+from everloop_operator.core.plan import Poll, plan
+from everloop_operator.core.report import TrainerReport
+from everloop_operator.loop import liveness, resync
+from everloop_operator.loop.cache import Cache
+from everloop_operator.loop.execute import Executor
+from everloop_operator.loop.observe import Observer
+from everloop_operator.loop.poller import Poller
+from everloop_operator.loop.ports import Absent, Body, Conflict, Key, Listed, Refused, Unanswered
+from everloop_operator.loop.work_queue import WorkQueue
+from everloop_operator.loop.worker import Worker
+from tests.operator.builders import NOW, SETTINGS, report
+from tests.operator.world import session_body
+
+KEY = Key("team", "tuned")
+
+
+def clock() -> datetime:
+    return NOW
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Lets other tasks run until this holds."""
+    async with asyncio.timeout(5):
+        for _ in iter(true, True):
+            await asyncio.sleep(0.001)
+
+
+class OneCluster:
+    """`Cluster` over plain dicts, with a log of what was written, and a failure on demand."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.sessions: dict[str, dict[str, Any]] = {}
+        self.written: list[str] = []
+        self.events: list[Event] = []
+        self.version = 100
+        self.refuse = ""
+        self.conflict = False
+
+    def stamped(self, body: Body, **metadata: Any) -> dict[str, Any]:
+        self.version += 1
+        merged = {"uid": f"uid-{body['metadata']['name']}", **body["metadata"], **metadata}
+        return {**body, "metadata": {**merged, "resourceVersion": str(self.version)}}
+
+    def add_session(self) -> dict[str, Any]:
+        body = self.stamped(session_body(KEY.name), namespace=KEY.namespace, generation=1)
+        self.sessions[KEY.name] = body
+        return body
+
+    async def list_sessions(self) -> Listed:
+        return Listed(tuple(self.sessions.values()), self.version)
+
+    async def list_pods(self) -> Listed:
+        return Listed(tuple(self.pods.values()), self.version)
+
+    async def list_nodes(self) -> Listed:
+        return Listed(tuple(self.nodes.values()), self.version)
+
+    async def pod(self, namespace: str, name: str) -> Body:
+        if name not in self.pods:
+            raise Absent(name)
+        return self.pods[name]
+
+    async def node(self, name: str) -> Body:
+        if name not in self.nodes:
+            raise Absent(name)
+        return self.nodes[name]
+
+    async def claim(self, namespace: str, name: str) -> Body:
+        return {"metadata": {"name": name}, "spec": {}, "status": {"phase": "Bound", "accessModes": ["ReadWriteMany"]}}
+
+    async def apply(self, body: Body) -> Body:
+        self.written.append(f"apply {body['kind']} {body['metadata']['name']}")
+        if body["kind"] == "Pod" and self.refuse:
+            raise Refused(self.refuse)
+        made = self.stamped(body, creationTimestamp="2026-05-01T11:59:00Z")
+        if body["kind"] == "Pod":
+            self.pods[body["metadata"]["name"]] = made
+        return made
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, force: bool) -> None:
+        self.written.append(f"delete Pod {name}")
+
+    async def delete_secret(self, namespace: str, name: str) -> None:
+        self.written.append(f"delete Secret {name}")
+
+    async def write_status(self, body: Body, status: Body) -> Body:
+        if self.conflict:
+            raise Conflict("somebody wrote")
+        self.written.append(f"status {status['phase']}")
+        self.sessions[KEY.name] = self.stamped({**body, "status": status})
+        return self.sessions[KEY.name]
+
+    async def post_event(self, body: Body, event: Event, time: datetime) -> None:
+        self.events.append(event)
+
+
+class Silent:
+    """A trainer that never answers."""
+
+    async def ask(self, ip: str, token: str) -> TrainerReport:
+        raise Unanswered("ConnectTimeout")
+
+
+class Loop:
+    """The whole loop over one cluster, a pass at a time."""
+
+    def __init__(self) -> None:
+        self.cluster = OneCluster()
+        self.queue, self.cache = WorkQueue(), Cache(clock)
+        self.poller = Poller(Silent(), self.queue.add, clock)
+        self.executor = Executor(self.cluster, self.cache, lambda uid, attempt: f"token {attempt}", clock)
+        self.observer = Observer(self.cluster, self.cache, self.poller, clock)
+        self.worker = Worker(
+            self.queue, self.cache, self.observer, self.executor, self.poller, lambda uid, attempt: "", SETTINGS
+        )
+
+
+async def test_pass_writes_once_and_then_rests() -> None:
+    """First pass: secret, pod, status, events. Second pass, from the same state: nothing."""
+    loop = Loop()
+    loop.cache.put_session(loop.cluster.add_session())
+    await loop.worker.reconcile(KEY)
+    assert loop.cluster.written == ["apply Secret tuned-a1-token", "apply Pod tuned-a1-0", "status Pending"]
+    assert [event.reason for event in loop.cluster.events] == ["PodCreated"]
+    await loop.worker.reconcile(KEY)  # the status says now that the pod exists
+    del loop.cluster.written[:]
+    await loop.worker.reconcile(KEY)
+    assert loop.cluster.written == []
+
+
+async def test_own_pod_is_known_before_the_watch_shows_it() -> None:
+    """The answer to the apply goes into the cache: a pass that follows at once makes no second pod."""
+    loop = Loop()
+    loop.cache.put_session(loop.cluster.add_session())
+    for _ in range(3):
+        await loop.worker.reconcile(KEY)
+    assert list(loop.cluster.pods) == ["tuned-a1-0"]
+
+
+async def test_pod_that_the_cache_lacks_is_read_before_it_counts_as_lost() -> None:
+    """A restarted operator, or a missed event, must not cost an attempt."""
+    loop = Loop()
+    loop.cache.put_session(loop.cluster.add_session())
+    await loop.worker.reconcile(KEY)
+    await loop.worker.reconcile(KEY)
+    late = Loop()
+    late.cluster.pods, late.cluster.version = loop.cluster.pods, 1000
+    late.cache.put_session(loop.cluster.sessions[KEY.name])
+    await late.worker.reconcile(KEY)
+    assert [line for line in late.cluster.written if "Pod" in line] == []
+
+
+async def test_failed_status_write_is_told_later() -> None:
+    """Events only after the status: a conflict leaves no story that never happened, and the next pass tells it."""
+    loop = Loop()
+    loop.cache.put_session(loop.cluster.add_session())
+    loop.cluster.conflict = True
+    with pytest.raises(Conflict):
+        await loop.worker.reconcile(KEY)
+    assert loop.cluster.events == []
+    loop.cluster.conflict = False
+    await loop.worker.reconcile(KEY)
+    assert loop.cluster.sessions[KEY.name]["status"]["attempt"] == 1
+
+
+async def test_refused_pod_is_reported_and_not_repeated() -> None:
+    """The refusal is remembered: the next pass writes it into the status instead of asking again."""
+    loop = Loop()
+    loop.cluster.refuse = "limits: Invalid value"
+    loop.cache.put_session(loop.cluster.add_session())
+    with pytest.raises(Refused):
+        await loop.worker.reconcile(KEY)
+    del loop.cluster.written[:]
+    await loop.worker.reconcile(KEY)
+    assert loop.cluster.written == ["status Failed"]
+
+
+async def test_progress_is_written_every_fifteen_seconds_at_most() -> None:
+    """What is not urgent is put off, and the pass says until when."""
+    loop = Loop()
+    loop.cache.put_session(loop.cluster.add_session())
+    await loop.worker.reconcile(KEY)
+    await loop.worker.reconcile(KEY)
+    body = loop.cache.session(KEY)
+    assert body is not None
+    observed = await loop.observer.observe(KEY, body, None)
+    todo = plan(observed, SETTINGS)
+    assert todo.status is not None
+    todo = replace(todo, status=todo.status.model_copy(update={"model_count": 3}))
+    delay = await loop.executor.execute(KEY, body, observed, todo)
+    assert delay is not None
+    assert 0 < delay <= 15
+
+
+# --- queue ----------------------------------------------------------------------------------------------------------
+
+
+async def test_queue_holds_a_key_once() -> None:
+    """However often it is added."""
+    queue = WorkQueue()
+    for _ in range(3):
+        queue.add(KEY)
+    assert await queue.take() == KEY
+    queue.done(KEY)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.01)
+
+
+async def test_signal_during_a_pass_asks_for_another() -> None:
+    """A key in work is never given out a second time, and no signal is lost."""
+    queue = WorkQueue()
+    queue.add(KEY)
+    await queue.take()
+    queue.add(KEY)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.01)
+    queue.done(KEY)
+    assert await asyncio.wait_for(queue.take(), 1) == KEY
+
+
+async def test_failures_back_off() -> None:
+    """The delay grows with each failure and starts anew after a success."""
+    queue = WorkQueue()
+    delays = []
+    for _ in range(9):
+        queue.add(KEY)
+        await queue.take()
+        delays.append(queue.failed(KEY))
+    assert delays[0] < 1 < delays[3] < delays[8] <= 75
+    queue.add(KEY)
+    await queue.take()
+    queue.done(KEY)
+    queue.add(KEY)
+    await queue.take()
+    assert queue.failed(KEY) < 1
+    queue.close()
+
+
+async def test_a_later_schedule_replaces_an_earlier_one() -> None:
+    """The last pass knows best when to look again."""
+    queue = WorkQueue()
+    queue.schedule(KEY, 0.0)
+    queue.schedule(KEY, None)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.02)
+    queue.schedule(KEY, 0.0)
+    assert await asyncio.wait_for(queue.take(), 1) == KEY
+
+
+# --- cache ----------------------------------------------------------------------------------------------------------
+
+
+def pod_body(version: int, uid: str = "u", phase: str = "Pending") -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "tuned-a1-0",
+            "namespace": KEY.namespace,
+            "uid": uid,
+            "resourceVersion": str(version),
+            "creationTimestamp": "2026-05-01T11:00:00Z",
+            "labels": {names.LABEL_SESSION: KEY.name, names.LABEL_ATTEMPT: "1"},
+        },
+        "spec": {"nodeName": "node-a"},
+        "status": {"phase": phase},
+    }
+
+
+def node_body(version: int, ready: str, uid: str = "n") -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": ready}]
+    metadata = {"name": "node-a", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {}, "status": {"conditions": conditions}}
+
+
+NOTHING = Listed((), 0)
+
+
+def test_old_news_is_ignored() -> None:
+    """An event that is older than what is known changes nothing; one that changes nothing wakes nobody."""
+    cache = Cache(clock)
+    assert cache.put_pod(pod_body(5, phase="Running")) == {KEY}
+    assert cache.put_pod(pod_body(4)) == set()
+    assert cache.put_pod(pod_body(6, phase="Running")) == set()
+    assert cache.pods(KEY)[0].pod.phase == "Running"
+
+
+def test_late_deletion_of_a_predecessor_is_ignored() -> None:
+    """A pod of the same name with another UID stays."""
+    cache = Cache(clock)
+    cache.put_pod(pod_body(5, uid="new"))
+    cache.drop_pod(pod_body(4, uid="old"))
+    assert [item.pod.uid for item in cache.pods(KEY)] == ["new"]
+
+
+def test_node_wakes_the_sessions_on_it() -> None:
+    """And only when it changed."""
+    cache = Cache(clock)
+    cache.put_pod(pod_body(1))
+    cache.put_node(node_body(2, "True"))
+    assert cache.put_node(node_body(3, "True")) == set()
+    assert cache.put_node(node_body(4, "False")) == {KEY}
+    assert cache.nodes()["node-a"].not_ready_since == NOW
+    assert cache.drop_node(node_body(5, "False")) == {KEY}
+
+
+def test_resync_removes_ghosts() -> None:
+    """A deletion that the watch missed is healed by the next complete list."""
+    cache = Cache(clock)
+    cache.put_pod(pod_body(5))
+    cache.put_node(node_body(5, "True"))
+    cache.begin_resync()
+    assert cache.replace(sessions=NOTHING, pods=Listed((), 9), nodes=Listed((), 9)) == {KEY}
+    assert (cache.pods(KEY), cache.nodes()) == ([], {})
+
+
+def test_resync_keeps_what_is_newer_than_its_lists() -> None:
+    """What was created after the list was read stays; what was deleted meanwhile does not come back."""
+    cache = Cache(clock)
+    cache.begin_resync()
+    cache.put_pod(pod_body(12))
+    cache.drop_node(node_body(11, "True"))
+    cache.replace(sessions=NOTHING, pods=Listed((), 9), nodes=Listed((node_body(8, "True"),), 9))
+    assert [item.version for item in cache.pods(KEY)] == [12]
+    assert cache.nodes() == {}
+
+
+# --- poller ---------------------------------------------------------------------------------------------------------
+
+
+class Answers:
+    """A trainer that gives these answers one after the other, and then the last for ever."""
+
+    def __init__(self, *answers: TrainerReport | str) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def ask(self, ip: str, token: str) -> TrainerReport:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, str):
+            raise Unanswered(answer)
+        return answer
+
+
+async def test_poller_wakes_on_news_only() -> None:
+    """The same answer again is no reason for a pass; silence is, and keeps the last report."""
+    woken: list[Key] = []
+    trainer = Answers(report(), report(), "ReadTimeout", "ReadTimeout", report(1, "Recovering"))
+    poller = Poller(trainer, woken.append, clock)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
+    await until(lambda: trainer.asked >= 8)
+    assert len(woken) == 3
+    assert poller.trainer(KEY, "another pod").report is None
+    known = poller.trainer(KEY, "u").report
+    assert known is not None
+    assert known.state == "Recovering"
+    await poller.close()
+
+
+async def test_poller_forgets_the_old_pod() -> None:
+    """A new pod starts without a report; nobody to ask ends the asking."""
+    poller = Poller(Answers(report()), lambda key: None, clock)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 60.0), "t")
+    await until(lambda: poller.trainer(KEY, "u").report is not None)
+    poller.want(KEY, Poll("127.0.0.8", "v", 2, 60.0), "t")
+    assert poller.trainer(KEY, "v").report is None
+    poller.want(KEY, None)
+    assert poller.trainer(KEY, "v").report is None
+    await poller.close()
+
+
+# --- liveness -------------------------------------------------------------------------------------------------------
+
+
+async def test_liveness_notices_a_key_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose workers are stuck must not look alive."""
+    queue = WorkQueue()
+    alive = liveness.Liveness(queue, resync.Resync(OneCluster(), Cache(clock), queue))
+    queue.add(KEY)
+    alive.check()
+    monkeypatch.setattr(liveness, "LONGEST_WAIT_SECONDS", -1.0)
+    with pytest.raises(liveness.Dead, match="waited for a pass"):
+        alive.check()
+
+
+async def test_liveness_notices_missing_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither must one that can't read the cluster any more."""
+    queue = WorkQueue()
+    alive = liveness.Liveness(queue, resync.Resync(OneCluster(), Cache(clock), queue))
+    monkeypatch.setattr(liveness, "PERIOD_SECONDS", -1.0)
+    with pytest.raises(liveness.Dead, match="no complete list"):
+        alive.check()
