@@ -134,7 +134,8 @@ async def disturbed(loop: list[list[Operation]], plan: list[Fault], chance: rand
         for attempt, fault in enumerate(plan, start=1):
             files = CrashFiles(disk, die_at=None if fault.ending == "zombie" else fault.die_at, after=fault.after)
             hook = reaper(fault.engine_deaths)
-            world_of = running(disk, files=files, attempt=attempt, pod=f"p{attempt}", hook=hook, fence_interval=1e6)
+            unaware = 1e6 if fault.ending == "zombie" else 0.01
+            world_of = running(disk, files=files, attempt=attempt, pod=f"p{attempt}", hook=hook, fence_interval=unaware)
             try:
                 world = await world_of.__aenter__()
             except (*Over, Died):
