@@ -50,6 +50,7 @@ class OneCluster:
         self.events: list[Event] = []
         self.version = 100
         self.refuse = ""
+        self.refuse_events = False
         self.conflict = False
 
     def stamped(self, body: Body, **metadata: Any) -> dict[str, Any]:
@@ -107,6 +108,8 @@ class OneCluster:
         return self.sessions[KEY.name]
 
     async def post_event(self, body: Body, event: Event, time: datetime) -> None:
+        if self.refuse_events:
+            raise Refused("forbidden")
         self.events.append(event)
 
 
@@ -184,11 +187,19 @@ async def test_refused_pod_is_reported_and_not_repeated() -> None:
     loop = Loop()
     loop.cluster.refuse = "limits: Invalid value"
     loop.cache.put_session(loop.cluster.add_session())
-    with pytest.raises(Refused):
-        await loop.worker.reconcile(KEY)
+    assert await loop.worker.reconcile(KEY) == 0.0
     del loop.cluster.written[:]
     await loop.worker.reconcile(KEY)
     assert loop.cluster.written == ["status Failed"]
+
+
+async def test_event_that_is_refused_does_not_stop_the_session() -> None:
+    """In a namespace that is being deleted, for instance, no event can be made."""
+    loop = Loop()
+    loop.cache.put_session(loop.cluster.add_session())
+    loop.cluster.refuse_events = True
+    await loop.worker.reconcile(KEY)
+    assert loop.cluster.written[-1] == "status Pending"
 
 
 async def test_progress_is_written_every_fifteen_seconds_at_most() -> None:

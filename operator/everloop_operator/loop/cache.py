@@ -6,8 +6,9 @@ next resync, which replaces everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from everloop_operator.api import names
@@ -23,14 +24,6 @@ class CachedPod:
 
     pod: Pod
     owner: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class CachedNode:
-    """A node and the version that was seen."""
-
-    node: Node
     version: int
 
 
@@ -57,7 +50,8 @@ class Cache:
         self._now = now
         self._sessions: dict[Key, dict[str, Any]] = {}
         self._pods: dict[Key, dict[str, CachedPod]] = {}
-        self._nodes: dict[str, CachedNode] = {}
+        self._nodes: dict[str, Node] = {}
+        self._node_versions: dict[str, int] = {}
         self._deleted: set[str] = set()
 
     # --- reading ---
@@ -74,9 +68,9 @@ class Cache:
         """All pods with the labels of this TrainingSession."""
         return list(self._pods.get(key, {}).values())
 
-    def nodes(self) -> dict[str, Node]:
-        """All nodes by name."""
-        return {name: cached.node for name, cached in self._nodes.items()}
+    def nodes(self) -> Mapping[str, Node]:
+        """All nodes by name, as they are now: a view, because a copy for each pass would cost too much."""
+        return MappingProxyType(self._nodes)
 
     # --- signals ---
 
@@ -122,21 +116,21 @@ class Cache:
     def put_node(self, body: Body) -> set[Key]:
         """A node was seen."""
         name = body["metadata"]["name"]
-        known = self._nodes.get(name)
-        if known and known.version >= version_of(body):
+        if self._node_versions.get(name, 0) >= version_of(body):
             return set()
-        node = node_of(body, now=self._now(), previous=known.node if known else None)
-        self._nodes[name] = CachedNode(node, version_of(body))
-        return set() if known and known.node == node else self._touched_by(node)
+        known = self._nodes.get(name)
+        node = self._nodes[name] = node_of(body, now=self._now(), previous=known)
+        self._node_versions[name] = version_of(body)
+        return set() if known == node else self._touched_by(node)
 
     def drop_node(self, body: Body) -> set[Key]:
         """A node was deleted."""
         self._deleted.add(body["metadata"]["uid"])
         known = self._nodes.get(body["metadata"]["name"])
-        if known is None or known.node.uid != body["metadata"]["uid"]:
+        if known is None or known.uid != body["metadata"]["uid"]:
             return set()
-        del self._nodes[known.node.name]
-        return self._touched_by(known.node)
+        self._forget_node(known.name)
+        return self._touched_by(known)
 
     def _touched_by(self, node: Node) -> set[Key]:
         """Sessions whose decision may depend on this node: it holds a pod, or a pod would like to be there."""
@@ -155,6 +149,10 @@ class Cache:
         del self._pods[key][name]
         if not self._pods[key]:
             del self._pods[key]
+
+    def _forget_node(self, name: str) -> None:
+        del self._nodes[name]
+        del self._node_versions[name]
 
     # --- resync ---
 
@@ -182,8 +180,8 @@ class Cache:
         for body in self._live(nodes):
             self.put_node(body)
         for name, node in list(self._nodes.items()):
-            if node.node.uid not in known_nodes and node.version <= nodes.version:
-                del self._nodes[name]
+            if node.uid not in known_nodes and self._node_versions[name] <= nodes.version:
+                self._forget_node(name)
         return before | set(self._sessions) | set(self._pods)
 
     def _live(self, listed: Listed) -> Iterable[Body]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from everloop_operator.core import children, status
 from everloop_operator.core.observed import Observed, Refusal
 from everloop_operator.core.plan import Plan
 
 from .cache import Cache
-from .ports import Body, Cluster, Key, Now, Refused
+from .ports import Body, Cluster, ClusterError, Key, Now, Refused
+
+log = structlog.get_logger()
 
 Token = Callable[[str, int], str]
 """(UID of the TrainingSession, attempt) -> the token of that attempt."""
@@ -41,17 +45,27 @@ class Executor:
     async def execute(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
         """Acts. Returns seconds after which a status write that was put off is due, or None.
 
+        A refused pod ends the pass: the refusal is remembered for the next observation, which is due at once.
+
         Raises:
-            Refused: the pod was refused; the refusal is remembered for the next observation.
             ClusterError: a request failed; nothing after it was done.
         """
-        await self._children(key, observed, plan)
+        try:
+            await self._children(key, observed, plan)
+        except Refused as error:
+            log.warning("refused", namespace=key.namespace, session=key.name, problem=str(error))
+            self._refusals[key] = Refusal(str(error)[:900], self._now(), observed.session.generation)
+            return 0.0
         for deletion in plan.delete_pods:
             await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)
         await self._remove_tokens(key, observed, plan)
         delay = await self._status(key, body, observed, plan)
-        for event in plan.events:
-            await self._cluster.post_event(body, event, self._now())
+        try:
+            for event in plan.events:
+                await self._cluster.post_event(body, event, self._now())
+        except ClusterError as error:
+            # The status says it all; a story that could not be told is no reason to act again.
+            log.warning("event not posted", namespace=key.namespace, session=key.name, problem=str(error))
         return delay
 
     async def _children(self, key: Key, observed: Observed, plan: Plan) -> None:
@@ -62,11 +76,7 @@ class Executor:
             self._applied[key] = (session.uid, plan.token_attempt)
         if plan.create_pod is None:
             return
-        try:
-            pod = await self._cluster.apply(plan.create_pod)
-        except Refused as error:
-            self._refusals[key] = Refusal(str(error)[:900], self._now(), session.generation)
-            raise
+        pod = await self._cluster.apply(plan.create_pod)
         self._refusals.pop(key, None)
         self._cache.put_pod(pod)
 

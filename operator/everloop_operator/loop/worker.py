@@ -12,13 +12,12 @@ from .cache import Cache
 from .execute import Executor, Token
 from .observe import Observer
 from .poller import Poller
-from .ports import Absent, ClusterError, Conflict, Key, Refused
+from .ports import ClusterError, Key
 from .work_queue import WorkQueue
 
 log = structlog.get_logger()
 
 CONCURRENT_PASSES = 16
-CONFLICT_SECONDS = 0.2
 
 
 class Worker:
@@ -53,11 +52,6 @@ class Worker:
             key = await self._queue.take()
             try:
                 wait = await self.reconcile(key)
-            except Refused as error:
-                log.warning("pod refused", namespace=key.namespace, session=key.name, problem=str(error))
-                wait = 0.0
-            except (Conflict, Absent):
-                wait = CONFLICT_SECONDS
             except ClusterError as error:
                 delay = self._queue.failed(key)
                 log.warning("retry", namespace=key.namespace, session=key.name, problem=str(error), seconds=delay)
