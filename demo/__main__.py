@@ -16,14 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from devcluster.cluster import Cluster
-from everloop_trainer.store.dump import dump
-
 from bootstrap import stage
 from demo import adapters, faults, install
 from demo.loop import Loop, loss_of
 from demo.picture import Kill, draw
 from demo.view import BLUE, GREEN, RED, View
+from devcluster.cluster import Cluster
+from everloop_trainer.store.dump import dump
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NAMESPACE, SESSION = "team-poems", "smollm2"
@@ -118,7 +117,7 @@ class Demo:
         self.view.kills.append(step)
         killed = time.monotonic()
         if victim == "engine":
-            process = faults.kill(self.cluster.container_pids(NAMESPACE, before["pod"]["name"]), "engine", now.engine)
+            process = faults.kill(self.cluster.container_pids(before["pod"]["name"], NAMESPACE), "engine", now.engine)
             self.view.say(f"KILLED the engine (SIGKILL to process {process.pid}) {where}", RED)
         else:
             self.cluster.node_kill(node)

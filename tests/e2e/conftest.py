@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from devcluster.cluster import Cluster
-from everloop_trainer.store.dump import dump
 
 from bootstrap import stage
 from demo import install
 from demo.loop import Loop
+from devcluster.cluster import Cluster
+from everloop_trainer.store.dump import dump
 
 NAMESPACE, SESSION = "team-e2e", "smollm2"
 CLIENTS = Path(__file__).parent / "clients"
@@ -64,6 +64,16 @@ class Everloop:
     def ledger(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.directory / f"{name}.ledger").read_text().splitlines()]
 
+    def chunk_datums(self) -> int:
+        """How many datums the SDK puts in one chunk, as the gateway tells it."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v1/client/config",
+            data=b'{"sdk_version": "0.38.0"}',
+            headers={"X-API-Key": self.key, "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return int(json.load(answer)["fwdbwd_max_chunk_len"])
+
     def client(self, script: str, *arguments: str, key: str | None = None) -> list[str]:
         """Lines printed by a client script that must end well."""
         loop = self.script(script, f"{script}.log", arguments, key or self.key)
@@ -100,17 +110,3 @@ def everloop() -> Iterator[Everloop]:
     finally:
         cluster.down()
         shutil.rmtree(root)
-
-
-@pytest.fixture
-def chunk_datums() -> int:
-    """How many datums the SDK puts in one chunk by the gateway's client configuration."""
-    from everloop_gateway.client_config import CLIENT_CONFIG
-
-    return int(CLIENT_CONFIG["fwdbwd_max_chunk_len"])
-
-
-def processes_of(root: Path) -> list[str]:
-    """Command lines of processes that mention a path: what a cluster left behind."""
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listing.splitlines() if str(root) in line and "ps -eo" not in line]

@@ -16,9 +16,7 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(scope="module")
 def cases(everloop: Everloop) -> dict[str, Any]:
     """What ``clients/bad_input.py`` saw, by case."""
-    from everloop_gateway.client_config import CLIENT_CONFIG
-
-    lines = everloop.client("bad_input.py", BASE_MODEL, str(CLIENT_CONFIG["fwdbwd_max_chunk_len"]))
+    lines = everloop.client("bad_input.py", BASE_MODEL, str(everloop.chunk_datums()))
     return {entry["case"]: entry for entry in map(json.loads, lines)}
 
 

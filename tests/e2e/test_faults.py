@@ -53,7 +53,7 @@ class Story:
 
 def newest_incarnation(journal: list[dict[str, Any]]) -> int:
     """Number of the newest incarnation that opened a journal."""
-    return max(record["n"] for record in journal if record["t"] == "open")
+    return max(int(record["n"]) for record in journal if record["t"] == "open")
 
 
 def strike(everloop: Everloop, victim: str, kind: str) -> Strike:
@@ -63,7 +63,7 @@ def strike(everloop: Everloop, victim: str, kind: str) -> Strike:
     operation = faults.wait_running(everloop.journal, kind)
     journal = everloop.journal()
     if victim in ("engine", "server", "spare"):
-        faults.kill(everloop.cluster.container_pids(NAMESPACE, pod), victim, operation.engine)
+        faults.kill(everloop.cluster.container_pids(pod, NAMESPACE), victim, operation.engine)
     elif victim == "pod":
         everloop.tools.kube("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
     elif victim == "partition":

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 
 import tinker
 from tinker import types
@@ -10,7 +11,7 @@ base_model = sys.argv[1]
 VOCABULARY = 49152
 
 
-def datum(tokens, targets=None, weights=None) -> types.Datum:
+def datum(tokens: list[int], targets: list[int] | None = None, weights: list[float] | None = None) -> types.Datum:
     """One sequence; targets default to the tokens themselves."""
     targets = tokens if targets is None else targets
     weights = [1.0] * len(targets) if weights is None else weights
@@ -19,7 +20,7 @@ def datum(tokens, targets=None, weights=None) -> types.Datum:
     )
 
 
-def report(case: str, call) -> None:
+def report(case: str, call: Callable[[], object]) -> None:
     """Print the class and text of what ``call`` raises; ``raised: null`` if it succeeds."""
     try:
         call()
@@ -29,7 +30,7 @@ def report(case: str, call) -> None:
         print(json.dumps({"case": case, "raised": None, "text": ""}), flush=True)
 
 
-def losses(model) -> list[float]:
+def losses(model: tinker.TrainingClient) -> list[float]:
     """Loss of one fixed sequence without gradient: shows whether weights changed."""
     return [model.forward([datum([5, 6, 7, 8])], "cross_entropy").result().metrics["loss:sum"]]
 

@@ -24,7 +24,7 @@ parser.add_argument("--ledger", required=True)
 args = parser.parse_args()
 
 
-def note(**entry) -> None:
+def note(**entry: object) -> None:
     """Append one acknowledged fact to the ledger."""
     with pathlib.Path(args.ledger).open("a") as ledger:
         ledger.write(json.dumps(entry) + "\n")
