@@ -175,7 +175,7 @@ class App:
                 path=request.url.path,
                 body=await _read_body(request),
                 content_type=_content_type(request, content_type),
-                accept=request.headers.get("accept", "*/*"),
+                accept=wire.PROTOBUF if wire.PROTOBUF in request.headers.get("accept", "") else wire.JSON,
             )
             return HeldResponse(kind, _refusing(lambda progress: work(incoming, progress)), self._draining)
 

@@ -29,7 +29,7 @@ def say(event: str, **values: object) -> None:
 
 def train(base_model: str) -> None:
     """One step of training for each line of input, then a saved state."""
-    client = tinker.ServiceClient().create_lora_training_client(base_model, rank=8)
+    client = tinker.ServiceClient().create_lora_training_client(base_model, rank=8).result()
     info = client.get_info()
     say("created", model_id=info.model_id, tokenizer=info.model_data.tokenizer_id, name=info.model_data.model_name)
     for line in sys.stdin:
@@ -44,13 +44,13 @@ def train(base_model: str) -> None:
 def sample(base_model: str) -> None:
     """Samples from the base model, from weights just saved, and from a checkpoint by its path."""
     service = tinker.ServiceClient()
-    training = service.create_lora_training_client(base_model, rank=8)
+    training = service.create_lora_training_client(base_model, rank=8).result()
     path = training.save_state("saved").result().path
     prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=1)
     for name, client in (
-        ("base", service.create_sampling_client(base_model=base_model)),
-        ("saved", training.save_weights_and_get_sampling_client()),
-        ("path", service.create_sampling_client(model_path=path)),
+        ("base", service.create_sampling_client(base_model=base_model).result()),
+        ("saved", training.save_weights_and_get_sampling_client().result()),
+        ("path", service.create_sampling_client(model_path=path).result()),
     ):
         tokens = client.sample(prompt, num_samples=1, sampling_params=params).result().sequences[0].tokens
         say("sampled", client=name, tokens=list(tokens), base_model=client.get_base_model())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from everloop_gateway import keys
 from everloop_gateway.holding import BeginStream, KeepWaiting, Kind, TellToRepeat, is_definitive, next_step
 from everloop_gateway.routing import (
     Binding,
@@ -23,7 +25,7 @@ from everloop_gateway.routing import (
     find_target,
     session_view,
 )
-from everloop_gateway.state import Sessions
+from everloop_gateway.state import Catalogue, Keys, Sessions, SessionSink
 from everloop_operator.api import names
 
 POD = Incarnation(3, "pod-uid", "10.0.0.1")
@@ -235,3 +237,43 @@ def test_a_change_wakes_those_who_wait_for_it_and_nobody_else() -> None:
     assert not again.is_set()
     sessions.put(replace(VIEW, incarnation=None))
     assert again.is_set()
+
+
+def named(namespace: str, name: str) -> dict[str, Any]:
+    found = resource()
+    found["metadata"] = {**found["metadata"], "namespace": namespace, "name": name}
+    return found
+
+
+def test_a_list_replaces_what_is_known_of_its_namespace_only() -> None:
+    """A session missing from a new list is gone; those that another list brings stay."""
+    sessions = Sessions()
+    a, b = SessionSink(sessions, "a"), SessionSink(sessions, "b")
+    a.replace([named("a", "one"), named("a", "two")])
+    b.upsert(named("b", "three"))
+    a.replace([named("a", "two")])
+    assert sessions.known() == [("a", "two"), ("b", "three")]
+    SessionSink(sessions, None).replace([named("c", "four")])
+    assert sessions.known() == [("c", "four")]
+
+
+def test_a_secret_that_breaks_closes_the_door_it_opened() -> None:
+    """An edit that spoils a key does not leave its old record in force."""
+    _, manifest = keys.mint("team", "ann", "system", None, bytes(38))
+    data = {field: base64.b64encode(text.encode()).decode() for field, text in manifest["stringData"].items()}
+    known = Keys()
+    known.replace([{"metadata": manifest["metadata"], "data": data}])
+    assert known.get("000000000000") is not None
+    known.upsert({"metadata": manifest["metadata"], "data": {**data, "sha256": ""}})
+    assert known.get("000000000000") is None
+
+
+def test_an_unreadable_catalogue_leaves_the_last_good_one() -> None:
+    """A typo in the values does not take the aliases away from running clients."""
+    catalogue = Catalogue()
+    good = '[{"name": "org/small", "aliases": ["small"], "tokenizer_id": "org/tokenizer"}]'
+    for text in (good, "[", '{"name": "x"}'):
+        catalogue.upsert({"data": {names.CATALOGUE_FIELD: text}})
+        assert catalogue.tokenizer_id("org/small") == "org/tokenizer"
+    catalogue.replace([])
+    assert catalogue.tokenizer_id("org/small") is None

@@ -28,7 +28,7 @@ def test_streams_are_built_and_taken_apart() -> None:
     assert model.id == f"{SESSION}:train:3"
     assert ids.parse_stream(model.id, "model_id", "train") == model
     assert ids.parse_request_id(f"{SESSION}:sample:0:17") == ids.Stream(SESSION, "sample", 0)
-    assert ids.parse_tinker_path(f"tinker://{SESSION}:train:3/weights/a b", "path") == model
+    assert ids.parse_tinker_path(f"tinker://{SESSION}:train:3/weights/a.b_C-1", "path") == model
     assert model.binding_name == "evb-" + hashlib.sha256(model.id.encode()).hexdigest()[:20]
 
 
@@ -53,9 +53,17 @@ def test_a_sampling_session_is_no_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["weights/x", f"tinker://{SESSION}:train:0/weights", f"tinker://{SESSION}:train:0/w/x/y"]
+    "path",
+    [
+        "weights/x",
+        f"tinker://{SESSION}:train:0/weights",
+        f"tinker://{SESSION}:train:0/w/x/y",
+        f"tinker://{SESSION}:train:0/weights/a b",
+        f"tinker://{SESSION}:train:0/weights/a\r\nb: c",
+        f"tinker://{SESSION}:train:0/weights/\u00e9",
+    ],
 )
-def test_a_path_has_three_segments(path: str) -> None:
+def test_a_path_has_three_segments_fit_for_a_header(path: str) -> None:
     """Nothing else is a checkpoint."""
     with pytest.raises(ids.MalformedId, match="model_path"):
         ids.parse_tinker_path(path, "model_path")

@@ -159,23 +159,23 @@ def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayP
 def test_an_undecodable_call_is_refused_with_its_field(
     cluster: Cluster,
     gateway: GatewayProcess,
-    serving: Tenant,
+    tenant: Tenant,
     path: str,
     body: bytes,
     headers: dict[str, str],
     status: int,
     word: str,
 ) -> None:
-    """What cannot be routed never reaches a pod, and the message names the field."""
-    with gateway.session(cluster.key(serving.namespace)) as (client, _):
+    """What cannot be routed is not held for a pod that is not there, and the message names the field."""
+    with gateway.session(cluster.key(tenant.namespace)) as (client, _):
         answer = client.post(f"/{path}", content=body, headers={"content-type": "application/json"} | headers)
     assert answer.status_code == status
     assert word in answer.json()["detail"]
-    assert serving.ledger() == []
+    assert tenant.bindings() == []
 
 
-def test_an_unknown_request_is_410(cluster: Cluster, gateway: GatewayProcess, serving: Tenant) -> None:
+def test_an_unknown_request_is_410(cluster: Cluster, gateway: GatewayProcess, tenant: Tenant) -> None:
     """404 would end the user's program as a lost promise."""
-    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+    with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
         answer = client.post("/retrieve_future", json={"request_id": f"{session_id}:train:5:1"})
     assert answer.status_code == 410

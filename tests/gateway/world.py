@@ -32,6 +32,7 @@ RELEASE_NAMESPACE = "everloop-system"
 GATEWAY_TOKEN = "gateway-token"
 GATEWAY_USER = "gateway"
 MASTER = "5f" * tokens.MASTER_KEY_BYTES
+CATALOGUE_NAME = names.CATALOGUE_CONFIG_MAP
 CATALOGUE = [{"name": "org/small", "aliases": ["small"], "tokenizer_id": "org/small-tokenizer"}]
 
 # The rights of the gateway, and no more: the tests run it as a user that has just these.
@@ -41,7 +42,7 @@ CLUSTER_RULES = [
 ]
 RELEASE_RULES = [
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [CATALOGUE_NAME], "verbs": ["list", "watch"]},
 ]
 
 
@@ -297,7 +298,7 @@ class GatewayProcess:
             "KUBECONFIG": str(cluster.kubeconfig),
         }
         self._start: Callable[[], subprocess.Popen[Any]] = lambda: processes.start(
-            [sys.executable, "-m", "everloop_gateway"], environment, self.log
+            [sys.executable, "-W", "error", "-m", "everloop_gateway"], environment, self.log
         )
         self.start()
 
