@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.server.pod import Pod, new_ip
 from tests.server.stub import Stub, serving
 from tests.server.tinymodel import write_tiny_model
+from tests.server.wire import Wire
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +40,36 @@ def make_pod(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         pod.end()
 
 
+@dataclass(frozen=True)
+class HeldPoll:
+    """A poll of an operation that cannot run, since its pod has no engine."""
+
+    pod: Pod
+    request_id: str
+    begun: float
+    answer: Future[tuple[httpx.Response, float]]
+
+
 @pytest.fixture(scope="session")
-def pod(make_pod: Callable[..., Pod]) -> Pod:
+def held_poll(make_pod: Callable[..., Pod]) -> Iterator[HeldPoll]:
+    """Begun early, because it takes as long as the server holds a poll, and asked for late."""
+    pod = make_pod()
+    pod.start("server")
+    pod.wait_until("Starting")
+    wire = Wire(pod)
+
+    def poll() -> tuple[httpx.Response, float]:
+        return wire.retrieve(request_id), time.monotonic()
+
+    with wire.client, ThreadPoolExecutor(1) as pool:
+        request_id = wire.create_model().json()["request_id"]
+        begun = time.monotonic()
+        yield HeldPoll(pod, request_id, begun, pool.submit(poll))
+        pod.end()
+
+
+@pytest.fixture(scope="session")
+def pod(make_pod: Callable[..., Pod], held_poll: HeldPoll) -> Pod:
     """A pod that serves."""
     pod = make_pod()
     pod.start()

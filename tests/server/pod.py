@@ -64,7 +64,7 @@ class Pod:
             "attempt": attempt,
             "baseModel": {"name": tinymodel.NAME, "revision": "r1", "path": str(model)},
             "engine": {"dtype": "Float32", "maxSequenceLength": 256, "threads": 1, "deterministic": True},
-            "adapters": {"maxModels": 8, "maxRank": 32},
+            "adapters": {"maxModels": 64, "maxRank": 32},
             "storage": {"root": str(self.root)},
             "snapshots": {"replayBudgetSeconds": 0.2},
             "tokenFile": str(token_file),

@@ -15,8 +15,13 @@ API_KEY = "tml-0123456789ab-pretend"
 
 
 def client_python() -> str:
-    """`EVERLOOP_CLIENT_PYTHON`, else the interpreter of the environment `client` beside the one that runs the tests."""
-    return os.environ.get("EVERLOOP_CLIENT_PYTHON") or str(Path(sys.prefix).parent / "client" / "bin" / "python")
+    """`EVERLOOP_CLIENT_PYTHON`, else that of the newest environment `client*` beside the one that runs the tests."""
+    named = os.environ.get("EVERLOOP_CLIENT_PYTHON")
+    if named:
+        return named
+    found = sorted(Path(sys.prefix).parent.glob("client*/bin/python"), key=lambda path: path.lstat().st_mtime)
+    assert found, f"no environment with the tinker SDK beside {sys.prefix}"
+    return str(found[-1])
 
 
 def run_client(code: str) -> Any:

@@ -168,7 +168,7 @@ def test_submits_are_answered_while_a_step_runs(pod: Pod, wire: Wire) -> None:
     wire.created()
     wire.forward_backward(1, texts(1, 512, 200))
     latencies = []
-    for seq in range(2, 42):
+    for seq in range(2, 27):
         begun = time.perf_counter()
         wire.optim_step(seq)
         latencies.append(time.perf_counter() - begun)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from everloop_trainer import exitcodes
-from tests.server.pod import Pod, eventually, new_ip
-from tests.server.wire import Wire
+from everloop_trainer.server.app import POLL_SECONDS
+from tests.server.pod import Pod, eventually
+from tests.server.wire import Wire, texts
 
 MakePod = Callable[..., Pod]
 
@@ -27,22 +29,17 @@ def server(make_pod: MakePod) -> Iterator[Pod]:
     pod.end()
 
 
-def test_operations_are_accepted_before_there_is_an_engine(server: Pod) -> None:
-    """The server is ready, accepts and journals; a poll is told why it has to wait."""
-    assert httpx.get(f"{server.url}/readyz").status_code == 200
-    wire = Wire(server)
-    with wire.client:
-        request = wire.create_model().json()["request_id"]
-        answer = wire.retrieve(request)
+def test_operations_are_accepted_before_there_is_an_engine(held_poll: Any) -> None:
+    """The server is ready, accepts and journals; a poll is held, and then told why the client has to wait."""
+    pod = held_poll.pod
+    assert httpx.get(f"{pod.url}/readyz").status_code == 200
+    assert [record["t"] for record in pod.journal()] == ["open", "accept"]
+    answer, ended = held_poll.answer.result(timeout=2 * POLL_SECONDS)
+    assert POLL_SECONDS - 1 < ended - held_poll.begun < POLL_SECONDS + 5
     assert answer.status_code == 408
-    assert answer.json() | {"queue_state_reason": ""} == {
-        "type": "try_again",
-        "request_id": request,
-        "queue_state": "paused_capacity",
-        "queue_state_reason": "",
-    }
-    assert "engine" in answer.json()["queue_state_reason"]
-    assert [record["t"] for record in server.journal()] == ["open", "accept"]
+    told = answer.json()
+    assert "engine" in told.pop("queue_state_reason")
+    assert told == {"type": "try_again", "request_id": held_poll.request_id, "queue_state": "paused_capacity"}
 
 
 def test_sigterm_ends_polls_and_exits_zero(server: Pod) -> None:
@@ -74,11 +71,11 @@ def test_a_restart_in_place_goes_on_with_what_was_accepted(server: Pod) -> None:
     assert [record["t"] for record in server.journal()] == ["open", "accept", "open"]
 
 
-def test_a_superseded_server_misdirects_and_exits_fenced(server: Pod, tmp_path: Path) -> None:
+def test_a_superseded_server_misdirects_and_exits_fenced(server: Pod, make_pod: MakePod) -> None:
     """Once a greater attempt claimed the storage, the old server acknowledges nothing more and ends with 64."""
     wire = Wire(server)
     with wire.client:
-        other = Pod(tmp_path, new_ip(), server.model, attempt=2, uid="uid-2")
+        other = make_pod(attempt=2, uid="uid-2")
         other.use_storage_of(server)
         other.start("server")
         other.wait_until("Starting")
@@ -94,7 +91,6 @@ def test_a_superseded_server_misdirects_and_exits_fenced(server: Pod, tmp_path: 
         assert server.container.wait(timeout=20) == exitcodes.FENCED
         assert "superseded" in (server.directory / "termination").read_text()
         assert other.status() is not None
-    other.end()
 
 
 def test_storage_of_another_base_model_ends_the_container(server: Pod) -> None:
@@ -129,6 +125,25 @@ def test_lost_storage_fails_the_server_and_the_next_one_takes_over(make_pod: Mak
     pod.root.parent.unlink()
     pod.start("server")
     pod.wait_until("Starting")
+
+
+def test_a_write_that_fails_ends_the_server_and_nothing_was_acknowledged(server: Pod) -> None:
+    """A torn write of the journal is no answer; the next server drops the tail and takes the repeat as new."""
+    wire = Wire(server)
+    with wire.client:
+        assert wire.create_model().status_code == 200
+        limit = 1 << 16  # above the log's size, below that of the next request
+        resource.prlimit(server.container.pid, resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            assert wire.forward_backward(1, texts(1, 64, 100)).status_code == 503
+        except httpx.TransportError:
+            pass  # it was gone before it could say so
+        assert server.container.wait(timeout=10) == exitcodes.STORAGE_FAILED
+        server.start("server")
+        server.wait_until("Recovering")
+        assert [record["t"] for record in server.journal()] == ["open", "accept", "open"]
+        assert wire.retrieve(f"{wire.model}:1").status_code == 410
+        assert wire.forward_backward(1, texts(1, 64, 100)).status_code == 200
 
 
 def test_the_token_is_in_no_log(server: Pod) -> None:

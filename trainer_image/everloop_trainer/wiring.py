@@ -17,7 +17,7 @@ from everloop_trainer.config import PORT, ConfigError, TrainerConfig, read_confi
 from everloop_trainer.logs import configure_logs
 from everloop_trainer.server.engine_client import SpareSocket
 from everloop_trainer.server.process import serve
-from everloop_trainer.session.errors import Fenced, StorageFailed, StorageMismatch
+from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFailed, StorageMismatch
 from everloop_trainer.session.service import SessionConfig, SessionService
 from everloop_trainer.session.status import BaseModel
 from everloop_trainer.store.dump import dump
@@ -62,6 +62,7 @@ async def open_session(config: TrainerConfig) -> SessionService:
     wanted = config.session.base_model
     memory = Path(config.run_dir) / "base-files.json"
     try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
         files_sha256 = await asyncio.to_thread(remembered_files_sha256, Path(wanted.path), memory)
     except OSError as error:
         raise StorageFailed(f"base model: {error}") from error
@@ -88,9 +89,13 @@ async def open_session(config: TrainerConfig) -> SessionService:
 
 
 def print_journal(root: str) -> int:
-    """Prints every record of the history below `root` as JSON lines."""
-    for record in dump(Path(root)):
-        sys.stdout.write(json.dumps(record) + "\n")
+    """Prints every record of the history below `root` as JSON lines; returns 1 if nothing can be read there."""
+    try:
+        for record in dump(Path(root)):
+            sys.stdout.write(json.dumps(record) + "\n")
+    except (OSError, JournalDamaged) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     return 0
 
 

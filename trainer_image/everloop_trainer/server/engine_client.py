@@ -133,6 +133,8 @@ class EngineClient:
             try:
                 await self._writer.drain()
                 header, content = await answer
+            except OSError as error:
+                raise EngineLost(f"engine {self._pid} is gone: {error}") from error
             finally:
                 self._answers.pop(number, None)
         if header["ok"] is not True:
