@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 import everloop_trainer
+from everloop_trainer.engine.training import Outcome
 from everloop_trainer.tinker_proto import tinker_public
 
 
@@ -28,3 +31,15 @@ def test_schema_is_that_of_the_sdk() -> None:
     message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", loss_fn="cross_entropy")
     assert tinker_public.ForwardBackwardRequest.FromString(message.SerializeToString()).model_id == "m"
     assert tinker_public.DESCRIPTOR.serialized_pb == tinker_public_pb2.DESCRIPTOR.serialized_pb
+
+
+def test_the_sdk_reads_an_outcome() -> None:
+    """The SDK's own decoder gets every datum's logprobs, in order, and the loss under the key that it needs."""
+    from tinker.proto.response_conv import deserialize_forward_backward_output
+
+    logprobs = [np.asarray(values, np.float32) for values in ([-1, -2], [-3], [-4, -5, -6])]
+    output = deserialize_forward_backward_output(Outcome(2.5, logprobs).to_proto())
+    assert output.metrics == {"loss:sum": 2.5}
+    found = [datum["logprobs"] for datum in output.loss_fn_outputs]
+    assert [tensor.shape for tensor in found] == [[2], [1], [3]]
+    assert [tensor.data for tensor in found] == [values.tolist() for values in logprobs]

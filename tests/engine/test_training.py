@@ -130,6 +130,33 @@ def test_base_too_short_for_the_configured_length(tiny_model: Path) -> None:
         load_base(SpareConfig(Path("unused"), tiny_model, "test"))
 
 
+def test_long_sequences_keep_no_activations(tiny_base: BaseModel) -> None:
+    """Beyond the budget each layer runs twice instead of keeping its activations; the result has the same bits."""
+    adapter = _adapter(tiny_base)
+    data = _datums(_data(300))
+    calls = []
+    layer = tiny_base._layers[0].get_submodule("self_attn")
+    with layer.register_forward_hook(lambda *_: calls.append(1)):
+        kept = training.forward_backward(tiny_base, adapter, data, budget=300)
+        assert len(calls) == 1
+        recomputed = training.forward_backward(tiny_base, adapter, data, budget=299)
+        assert len(calls) == 3
+    assert recomputed[0].to_proto() == kept[0].to_proto()
+    assert torch.equal(recomputed[1], kept[1])
+
+
+def test_bfloat16_base(tiny_base: BaseModel, tiny_model: Path) -> None:
+    """With a bfloat16 base the adapter stays float32, and loss and gradient are near those of float32."""
+    path = SpareConfig(Path("unused"), tiny_model, "test", dtype="bfloat16", max_sequence_length=512)
+    base = load_base(path)
+    data = _datums(_data(20, 30))
+    expected, exact = training.forward_backward(tiny_base, _adapter(tiny_base), data, budget=512)
+    outcome, gradient = training.forward_backward(base, _adapter(base), data, budget=512)
+    assert gradient.dtype == torch.float32
+    assert outcome.loss == pytest.approx(expected.loss, rel=0.05)
+    assert (gradient - exact).norm() < 0.1 * exact.norm()
+
+
 @pytest.mark.parametrize(
     ("lengths", "budget", "expected"),
     [

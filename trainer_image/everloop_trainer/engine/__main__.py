@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--max-rank", type=int, default=128)
     parser.add_argument("--max-sequence-length", type=int, default=2048)
-    parser.add_argument("--micro-batch-tokens", type=int, default=1024)
+    parser.add_argument("--micro-batch-tokens", type=int, default=512)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")
     return run_spare(SpareConfig(**vars(parser.parse_args())))
 

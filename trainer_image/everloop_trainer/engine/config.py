@@ -15,11 +15,12 @@ class SpareConfig:
         socket: path of the unix socket to listen on.
         model_path: transformers directory of the base model.
         base_model: name of the base model, told in `hello`.
-        dtype: of the base weights and activations; adapters, logits and optimizer are always float32.
+        dtype: of the base weights and activations; adapters and optimizer are always float32.
         threads: intra-op threads of an engine.
         max_rank: greatest LoRA rank that is accepted.
         max_sequence_length: tokens; longest training sequence, and prompt plus completion when sampling.
-        micro_batch_tokens: padded tokens computed at once in training; longer sequences go alone.
+        micro_batch_tokens: padded tokens computed at once in training; a longer sequence goes alone, and its
+            activations are computed again in the backward pass instead of kept.
     """
 
     socket: Path
@@ -29,4 +30,4 @@ class SpareConfig:
     threads: int = 1
     max_rank: int = 128
     max_sequence_length: int = 2048
-    micro_batch_tokens: int = 1024
+    micro_batch_tokens: int = 512

@@ -95,7 +95,7 @@ def _run(base: BaseModel, data: Sequence[TrainingDatum], budget: int) -> Outcome
     logprobs: list[NDArray[np.float32]] = []
     for run in plan_micro_batches([len(datum.tokens) for datum in data], budget):
         batch = [data[index] for index in run]
-        batch_loss, values = _micro_batch(base, batch)
+        batch_loss, values = _micro_batch(base, batch, budget)
         loss += batch_loss
         logprobs += np.split(values, np.cumsum([len(datum.tokens) for datum in batch])[:-1])
     if not np.isfinite(loss) or not all(np.isfinite(values).all() for values in logprobs):
@@ -103,13 +103,13 @@ def _run(base: BaseModel, data: Sequence[TrainingDatum], budget: int) -> Outcome
     return Outcome(loss, logprobs)
 
 
-def _micro_batch(base: BaseModel, batch: Sequence[TrainingDatum]) -> tuple[float, NDArray[np.float32]]:
+def _micro_batch(base: BaseModel, batch: Sequence[TrainingDatum], budget: int) -> tuple[float, NDArray[np.float32]]:
     """Run one micro-batch; with gradients enabled, add to those of the active adapter."""
     lengths = [len(datum.tokens) for datum in batch]
     tokens = np.zeros((len(batch), max(lengths)), np.int64)
     for row, datum in zip(tokens, batch, strict=True):
         row[: len(datum.tokens)] = datum.tokens
-    padded = base.hidden(torch.from_numpy(tokens))
+    padded = base.hidden(torch.from_numpy(tokens), recompute=tokens.size > budget)
     hidden = torch.cat([row[:length] for row, length in zip(padded, lengths, strict=True)])
     targets = torch.from_numpy(np.concatenate([datum.targets for datum in batch]))
     weights = torch.from_numpy(np.concatenate([datum.weights for datum in batch]))
