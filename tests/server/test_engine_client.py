@@ -106,7 +106,11 @@ async def test_a_snapshot_that_cannot_be_written_is_refused(engine: EngineClient
     await engine.drop("m")
 
 
-@pytest.mark.parametrize("last", [b"", b"\x05", frames.encode({"id": 1, "ok": True})[:-3], bytes(12), b"\xff" * 12])
+@pytest.mark.parametrize(
+    "last",
+    [b"", b"\x05", frames.encode({"id": 1, "ok": True})[:-3], bytes(12), b"\xff" * 12],
+    ids=["end", "torn lengths", "torn header", "no header", "absurd lengths"],
+)
 async def test_a_connection_that_ends_or_makes_no_sense_is_a_lost_engine(tmp_path: Path, last: bytes) -> None:
     """End of file between frames or inside one, and bytes that are no frame, fail the promise of a snapshot."""
     answered = asyncio.Event()

@@ -55,7 +55,9 @@ async def serve(
         timeout_graceful_shutdown=1,
     )
     http = _HttpServer(config)
-    listening = asyncio.create_task(http.serve(sockets=[socket.create_server((host, port), backlog=2048)]))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=2048)
+    listening = asyncio.create_task(http.serve(sockets=[listener]))
     _log.info("listening", host=host, port=port)
     try:
         return await _run_session(gate, open_session)
