@@ -1,5 +1,6 @@
 """Asks for what can't be served and prints, as JSON, what the SDK raised and what came after."""
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -62,9 +63,16 @@ clean.optim_step(adam).result()
 expected = losses(clean)
 
 tried = service.create_lora_training_client(base_model, rank=8, seed=9).result()
-tried.forward_backward([good], "cross_entropy").result()
+
+
+def forward_backward(data: list[types.Datum]) -> None:
+    """A pass over ``data`` on the model that sees bad input."""
+    tried.forward_backward(data, "cross_entropy").result()
+
+
+forward_backward([good])
 for case, datum_ in bad.items():
-    report(case, lambda datum_=datum_: tried.forward_backward([datum_], "cross_entropy").result())
+    report(case, functools.partial(forward_backward, [datum_]))
 report("unknown loss", lambda: tried.forward_backward([good], "cross_entropie").result())
 tried.optim_step(adam).result()
 print(json.dumps({"case": "gradients unchanged", "expected": expected, "got": losses(tried)}), flush=True)
@@ -74,7 +82,7 @@ chunk = int(sys.argv[2])
 for position in range(3):
     data = [good] * (3 * chunk)
     data[position * chunk] = bad["length mismatch"]
-    report(f"chunk {position}", lambda data=data: tried.forward_backward(data, "cross_entropy").result())
-    report(f"after chunk {position}", lambda: tried.forward_backward([good], "cross_entropy").result())
+    report(f"chunk {position}", functools.partial(forward_backward, data))
+    report(f"after chunk {position}", functools.partial(forward_backward, [good]))
 report("step after chunks", lambda: tried.optim_step(adam).result())
 service.close("success").result()
