@@ -29,6 +29,7 @@ class Loop:
     arguments: tuple[str, ...] = ()
     lines: queue.Queue[str | None] = field(default_factory=queue.Queue)
     process: subprocess.Popen[str] | None = None
+    reader: threading.Thread | None = None
 
     def start(self) -> None:
         """Start it with the two exports of the README and nothing else of ours."""
@@ -37,15 +38,24 @@ class Loop:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [str(self.python), str(self.script), *self.arguments],
-                env=env, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self.log.parent,
+                env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self.log.parent,
             )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def say(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
 
     def _read(self) -> None:
         assert self.process is not None
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line.rstrip("\n"))
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self.lines.put(line.rstrip("\n"))
         self.lines.put(None)
 
     def follow(self) -> Iterator[str]:
@@ -61,10 +71,15 @@ class Loop:
             raise RuntimeError(f"the training loop exited {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
 
     def stop(self) -> None:
-        """End it if it still runs."""
-        if self.process is not None and self.process.poll() is None:
+        """End it if it still runs, and let its pipes go."""
+        if self.process is None or self.reader is None:
+            return
+        if self.process.poll() is None:
             self.process.kill()
-            self.process.wait()
+        self.process.wait()
+        self.reader.join()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
 
 def loss_of(line: str) -> float | None:

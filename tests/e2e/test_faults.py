@@ -56,11 +56,12 @@ def newest_incarnation(journal: list[dict[str, Any]]) -> int:
     return max(int(record["n"]) for record in journal if record["t"] == "open")
 
 
-def strike(everloop: Everloop, victim: str, kind: str) -> Strike:
-    """Kill ``victim`` while an operation of ``kind`` runs, and wait until its recovery is on the status."""
+def strike(everloop: Everloop, loop: Loop, victim: str, kind: str, after: int) -> Strike:
+    """Kill ``victim`` while an operation of ``kind`` numbered above ``after`` runs, and wait for its recovery."""
     before = everloop.status()
     pod, node = before["pod"]["name"], before["pod"]["node"]
-    operation = faults.wait_running(everloop.journal, kind)
+    loop.say("go on")
+    operation = faults.wait_running(everloop.journal, kind, after)
     journal = everloop.journal()
     if victim in ("engine", "server", "spare"):
         faults.kill(everloop.cluster.container_pids(pod, NAMESPACE), victim, operation.engine)
@@ -98,21 +99,22 @@ def story(everloop: Everloop) -> Story:
     print(f"EVERLOOP_TEST_SEED={seed}")
     rng = random.Random(seed)
     arguments = ("--steps", str(STEPS))
-    loop = everloop.loop("broken", *arguments)
+    loop = everloop.loop("broken", *arguments, "--pause-every", str(STEPS_BETWEEN))
     strikes: dict[str, Strike] = {}
-    partitioned = ""
     loop.start()
     try:
         for step in steps_of(loop):
             if step % STEPS_BETWEEN == 0 and step // STEPS_BETWEEN <= len(VICTIMS):
                 victim = VICTIMS[step // STEPS_BETWEEN - 1]
-                strikes[victim] = strike(everloop, victim, rng.choice(["forward_backward", "optim_step"]))
-                if victim == "partition":
-                    partitioned = strikes[victim].before["pod"]["node"]
+                kind = rng.choice(["forward_backward", "optim_step"])
+                # Creation is number 0 and save_state 1; then two operations a step.
+                after = 1 + 2 * step + rng.randrange(2 * STEPS_BETWEEN - 2)
+                print(f"{victim}: {kind} above {after}")
+                strikes[victim] = strike(everloop, loop, victim, kind, after)
     finally:
         loop.stop()
-    everloop.cluster.node_heal(partitioned)
-    everloop.cluster.node_heal(strikes["node"].before["pod"]["node"])
+    for victim in ("partition", "node"):
+        everloop.cluster.node_heal(strikes[victim].before["pod"]["node"])
     journal = everloop.journal()
     describe = everloop.tools.kube("-n", NAMESPACE, "describe", "tsess", SESSION)
     plain = everloop.loop("unbroken", *arguments)
