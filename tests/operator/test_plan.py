@@ -262,6 +262,12 @@ PROOFS: list[tuple[str, Pod, dict[str, Any], bool]] = [
     ),
     ("failed", pod(1, deletion_requested=ago(1), phase="Failed"), {}, True),
     (
+        "failed, with a kubelet that will see to it",
+        pod(1, deletion_requested=ago(1), phase="Failed"),
+        {"nodes": {"node-a": node(), "node-b": node("node-b")}},
+        False,
+    ),
+    (
         "deadline, but exclusive volume",
         pod(1, deletion_requested=ago(9999)),
         {"claims": {**CLAIMS, "training": Claim("training", "Bound", frozenset({"ReadWriteOnce"}))}},

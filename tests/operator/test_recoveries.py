@@ -70,7 +70,8 @@ def test_events_tell_the_story_in_order() -> None:
         ("Normal", "PodCreated"),
     ]
     assert result.events[0].message == "node node-a is not Ready (NodeStatusUnknown)"
-    assert "attempt 2 replaces attempt 1" in result.events[1].message
+    assert result.events[1].message == "attempt 2 replaces attempt 1 (NodeLost)"
+    assert [event.order for event in result.events] == [(2, 0), (2, 1), (2, 2)]
     assert result.events[2].message == "created pod tuned-a2-0, not on node-a"
 
 

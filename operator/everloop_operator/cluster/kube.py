@@ -132,15 +132,16 @@ class Kube:
         return await self._call("PUT", path, query=query, body={**body, "status": status})
 
     async def post_event(self, body: Body, event: Event, time: datetime) -> None:
-        """Tells an event; its name is a hash of what it tells, so that telling it again changes nothing."""
+        """Tells an event; its name follows from what it tells, so that telling it again changes nothing."""
         metadata = body["metadata"]
         identity = "|".join((metadata["uid"], event.reason, event.key))
+        name = f"{event.order[0]:06x}{event.order[1]:x}{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         stamp = format_time(time)[:-5] + "Z"  # metav1.Time has no fractions
         document = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{metadata['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}",
+                "name": f"{metadata['name']}.{name}",
                 "namespace": metadata["namespace"],
             },
             "involvedObject": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from everloop_operator.api import names
@@ -24,6 +24,8 @@ class Event:
     reason: str
     message: str
     key: str
+    order: tuple[int, int] = (0, 0)
+    """Attempt and place within the pass: events of one second are sorted by their names, which begin with this."""
 
 
 def tell(
@@ -43,8 +45,10 @@ def tell(
     if attempt > before.attempt > 0 and loss:
         reason = names.EVENT_NODE_LOST if loss.reason in NODE_REASONS else names.EVENT_POD_LOST
         if loss.counted or loss.reason == names.RECOVERY_POD_DELETED:
-            events.append(Event("Warning", reason, loss.message, f"{attempt}"))
-        message = f"attempt {attempt} replaces attempt {before.attempt}: {loss.message} ({loss.reason})"
+            events.append(Event("Warning" if loss.counted else "Normal", reason, loss.message, f"{attempt}"))
+        message = f"attempt {attempt} replaces attempt {before.attempt} ({loss.reason})"
+        if loss.reason in (names.RECOVERY_SPEC_CHANGED, names.RECOVERY_AVOIDANCE_LIFTED):
+            message += f": {loss.message}"
         events.append(Event("Normal", names.EVENT_NEW_ATTEMPT, message, f"{attempt}"))
     if created:
         message = f"created pod {created['metadata']['name']}"
@@ -52,7 +56,7 @@ def tell(
             message += f", not on {', '.join(avoid)}"
         events.append(Event("Normal", names.EVENT_POD_CREATED, message, f"{attempt}"))
     for name, why in forced.items():
-        events.append(Event("Warning", names.EVENT_POD_FORCE_DELETED, f"removed pod {name}: {why}", name))
+        events.append(Event("Normal", names.EVENT_POD_FORCE_DELETED, f"removed pod {name}: {why}", name))
     if desired.phase == names.PHASE_RUNNING and not merged.completed and before.phase in _BEFORE_FIRST_SERVING:
         message = f"attempt {attempt} serves on {desired.pod.node if desired.pod else '?'}"
         events.append(Event("Normal", names.EVENT_SERVING, message, f"{attempt}"))
@@ -75,7 +79,7 @@ def tell(
     if stalled and stalled.status == "True" and (was is None or (was.status, was.reason) != ("True", stalled.reason)):
         key = f"{stalled.reason}-{stalled.last_transition_time}"
         events.append(Event("Warning", names.EVENT_STALLED, f"{stalled.reason}: {stalled.message}", key))
-    return tuple(events)
+    return tuple(replace(event, order=(attempt, place)) for place, event in enumerate(events))
 
 
 _BEFORE_FIRST_SERVING = ("", names.PHASE_PENDING, names.PHASE_STARTING)

@@ -96,14 +96,15 @@ def _avoids_in_vain(observed: Observed, pod: Pod) -> bool:
 
 def proof_of_death(observed: Observed, pod: Pod) -> str:
     """Why the pod certainly runs no more, or ''."""
-    if pod.terminal:
-        return f"it is {pod.phase}"
-    if pod.node:
-        node = observed.nodes.get(pod.node)
-        if node is None:
-            return f"node {pod.node} no longer exists"
-        if node.out_of_service:
-            return f"node {pod.node} is out of service"
+    if not pod.node:
+        return ""
+    node = observed.nodes.get(pod.node)
+    if node is None:
+        return f"node {pod.node} no longer exists"
+    if node.out_of_service:
+        return f"node {pod.node} is out of service"
+    if pod.terminal and not node.ready:
+        return f"it is {pod.phase}"  # on a Ready node its kubelet removes it in a moment
     return ""
 
 
