@@ -32,7 +32,8 @@ CLIENT_CONFIG = {
     "credential_default_source": "api_key",
     "parallel_fwdbwd_chunks": True,
     "proto_compress_fwdbwd": False,
-    "fwdbwd_max_chunk_len": 1024,
+    # A chunk is the unit that is run again after a loss, and by which models take turns: keep it small.
+    "fwdbwd_max_chunk_len": 128,
     "fwdbwd_max_chunk_bytes_count": 5_000_000,
     "billing_exception_max_pause_duration_sec": MAX_PAUSE_SECONDS,
     "sample_no_retries": False,
