@@ -66,6 +66,8 @@ def strike(everloop: Everloop, loop: Loop, victim: str, kind: str, after: int) -
     if victim in ("engine", "server", "spare"):
         faults.kill(everloop.cluster.container_pids(pod, NAMESPACE), victim, operation.engine)
     elif victim == "pod":
+        # A deletion alone would let the server finish what it runs: the container dies first.
+        faults.kill(everloop.cluster.container_pids(pod, NAMESPACE), "supervisor", operation.engine)
         everloop.tools.kube("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
     elif victim == "partition":
         everloop.cluster.node_partition(node)
@@ -162,7 +164,7 @@ def test_kill_fell_in_the_middle_of_an_operation(story: Story, victim: str) -> N
     assert len(positions["accept"]) == len(positions["result"]) == 1
     assert positions["accept"][0] < fault.journal_length <= positions["result"][0]
     if victim != "spare":
-        assert len(positions["try"]) == 2, "the operation was started again after the kill"
+        assert len(positions["try"]) >= 2, "the operation was started again after the kill"
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
