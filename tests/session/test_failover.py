@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 
 import pytest
 
-from everloop_trainer.session.errors import EngineRefused, Fenced
-from everloop_trainer.session.operations import CreateModel
+from everloop_trainer.session.errors import EngineRefused, Fenced, StorageFailed
+from everloop_trainer.session.operations import CreateModel, Operation, SaveWeightsForSampler
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
 from everloop_trainer.session.records import Accept
 from everloop_trainer.store import layout
@@ -22,6 +23,7 @@ from tests.session.world import (
     Over,
     create,
     fb,
+    freeze,
     optim,
     running,
     sample,
@@ -357,3 +359,87 @@ async def test_saving_and_sampling() -> None:
     async with running(disk, attempt=2, pod="pod-2") as world:
         assert await client.ask(world.service, f"{stream}:0") == first
         assert await client.ask_after(world.service, sample(stream, 5, path)) == second
+
+
+class DiesAfterManifest(CrashFiles):
+    """The process dies when a checkpoint's manifest is on disk and its operation has no result yet."""
+
+    def create(self, path: str, data: bytes) -> None:
+        super().create(path, data)
+        if "checkpoints" in path and path.endswith(layout.MANIFEST):
+            self.kill()
+
+
+@pytest.mark.parametrize("operation", [save(A, 3, "n"), freeze(A, 3, 0)], ids=["named", "frozen"])
+async def test_a_save_recognises_its_own_work(operation: Operation) -> None:
+    """A checkpoint that was stored before its result could be journaled is taken as it is, not stored again."""
+    disk, client = Disk(), Client()
+    files = DiesAfterManifest(disk)
+    with pytest.raises(StorageFailed):
+        async with running(disk, files=files) as world:
+            await client.play(world.service, [[create(A)], [fb(A, 1), optim(A, 2)], [operation]])
+    disk.lose_power()
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        assert isinstance(await world.service.outcome(f"{A}:3", 10), Succeeded)
+        assert not any(op == "write" for op, _, _ in world.engine.calls)
+        (checkpoint,) = [path for path in disk.files if "checkpoints" in path and path.endswith(layout.STATE)]
+        assert "/1-3/" in checkpoint
+
+
+async def test_a_damaged_half_saved_checkpoint_is_stored_again() -> None:
+    """What does not have the hash that its manifest names is not recognised."""
+    disk, client = Disk(), Client()
+    with pytest.raises(StorageFailed):
+        async with running(disk, files=DiesAfterManifest(disk)) as world:
+            await client.play(world.service, [[create(A)], [save(A, 1, "n")]])
+    (path,) = [path for path in disk.files if "checkpoints" in path and path.endswith(layout.STATE)]
+    disk.files[path].written += b"x"
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        assert isinstance(await world.service.outcome(f"{A}:1", 10), Succeeded)
+        assert ("write", A, 1) in world.engine.calls
+
+
+async def test_snapshot_samplers_stay_and_inflight_samplers_follow() -> None:
+    """Of two samplers of one model, only the inflight one draws from weights that were saved later."""
+    still, moving = (f"{A.partition(':')[0]}:sample:{number}" for number in (0, 1))
+    inflight = [Operation(A, seq, SaveWeightsForSampler(None, number, "inflight")) for seq, number in ((4, 1), (7, 2))]
+    disk, client = Disk(), Client()
+    async with running(disk) as world:
+        await client.play(world.service, [[create(A)], [fb(A, 1), optim(A, 2)], [freeze(A, 3, 0)], [inflight[0]]])
+        before = [await client.ask_after(world.service, sample(stream, 0)) for stream in (still, moving)]
+        assert before[0] == before[1]
+        await client.play(world.service, [[fb(A, 5), optim(A, 6)], [inflight[1]]])
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        after = [await client.ask_after(world.service, sample(stream, 1)) for stream in (still, moving)]
+        assert after[0] == before[0]
+        assert after[1] != before[1]
+        sampler = world.service.sampler(moving)
+        assert sampler is not None
+        assert (sampler.model_id, sampler.kind) == (A, "inflight")
+        model = world.service.model(A)
+        assert model is not None
+        assert model.lora.rank == 4
+
+
+async def test_nothing_runs_while_its_acceptance_is_not_durable() -> None:
+    """A stream that waits for a number does not start when the number is appended, but when it is flushed."""
+    async with running(Disk()) as world:
+        await world.service.accept(fb(A, 1))
+        started, go = threading.Event(), threading.Event()
+
+        def stall() -> None:
+            started.set()
+            assert go.wait(10)
+
+        world.files.on_flush = stall
+        creating = asyncio.create_task(world.service.accept(create(A)))
+        await asyncio.to_thread(started.wait, 10)
+        world.engine.die()  # the runner looks for work anew
+        await until(lambda: len(world.source.engines) == 2 and world.service.status().state == "Serving")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert world.engine.calls == []
+        world.files.on_flush = None
+        go.set()
+        await creating
+        assert isinstance(await world.service.outcome(f"{A}:1", 10), Succeeded)

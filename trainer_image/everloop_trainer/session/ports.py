@@ -62,7 +62,10 @@ class Engine(Protocol):
         """Make a fresh adapter; replaces one of that name."""
 
     async def restore(self, model: str, path: str, lora: Lora, sha256: str, parts: Parts) -> None:
-        """Load an adapter, with `all` also its optimizer, step and accumulated gradients; replaces one of that name."""
+        """Load an adapter, with `all` also its optimizer, step and accumulated gradients; replaces one of that name.
+
+        Raises EngineRefused if the file is missing or has another hash.
+        """
 
     async def drop(self, model: str) -> None:
         """Forget an adapter."""
@@ -182,13 +185,10 @@ class States(Protocol):
         """Read the fence, then write the manifest: from now on the state counts."""
 
     async def snapshots(self, model: str) -> list[Manifest]:
-        """Snapshots that count, newest first; their data is not verified yet."""
+        """Snapshots that count, newest first; the engine that loads one verifies its data."""
 
     async def find(self, kind: StateKind, model: str, operation: str) -> Manifest | None:
         """The intact checkpoint that an earlier try of this operation stored, if any."""
-
-    async def intact(self, manifest: Manifest) -> bool:
-        """Whether the data has the size and hash that the manifest names."""
 
     async def retain(self, model: str) -> None:
         """Read the fence, then delete all but the newest two snapshots."""

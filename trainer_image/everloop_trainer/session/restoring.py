@@ -48,8 +48,7 @@ class Restoring:
         reason = "no way to restore it was left"
         for plan in plans(stream, await context.states.snapshots(model_id)):
             try:
-                if not await self._load(engine, model, plan):
-                    continue
+                await self._load(engine, model, plan)
                 for entry in plan.replay:
                     await self._again(engine, entry)
             except (EngineRefused, JournalDamaged) as error:
@@ -71,16 +70,13 @@ class Restoring:
         context.broken[model_id] = reason
         return None
 
-    async def _load(self, engine: Engine, model: Model, plan: Plan) -> bool:
+    async def _load(self, engine: Engine, model: Model, plan: Plan) -> None:
         base, info = plan.base, model.info
         if base is None:
             await engine.init(info.model_id, info.lora)
-            return True
-        if not await self._context.states.intact(base):
-            return False
+            return
         path = self._context.states.path("snapshots", info.model_id, base.key)
         await engine.restore(info.model_id, path, info.lora, base.sha256, "all")
-        return True
 
     async def _again(self, engine: Engine, entry: Entry) -> None:
         """Run a finished operation again, with the same effect on the engine's state."""

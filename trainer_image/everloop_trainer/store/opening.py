@@ -81,7 +81,7 @@ async def open_store(files: Files, claimant: Claimant, time: str) -> OpenedStore
     try:
         lineage = await asyncio.to_thread(_adopt, files, claimant)
         incarnation, previous = await asyncio.to_thread(claim, files, claimant.attempt, claimant.pod_uid, time)
-        seals = await asyncio.to_thread(seal, files, incarnation.number - 1)
+        seals = await asyncio.to_thread(seal, files, incarnation.number - 1, claimed=True)
         history = await asyncio.to_thread(_read, files, seals)
     except OSError as error:
         raise StorageFailed(str(error)) from error

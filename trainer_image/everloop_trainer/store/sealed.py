@@ -28,8 +28,8 @@ class HistoryRecord:
     body: bytes
 
 
-def seal(files: Files, newest: int) -> tuple[Seal, ...]:
-    """How much counts of each of the journals 1..newest. Changes nothing, but makes durable what it counts.
+def seal(files: Files, newest: int, *, claimed: bool) -> tuple[Seal, ...]:
+    """How much counts of each of the journals 1..newest. Who has `claimed` the storage makes durable what it counts.
 
     The newest journal that has an `open` record rules: its seals say for ever what counts of those before it. It has
     no seal itself yet; its records count up to its torn tail. Journals behind it never got as far as being opened.
@@ -45,7 +45,7 @@ def seal(files: Files, newest: int) -> tuple[Seal, ...]:
         for older in opened.seals:
             _check_seal(files, older)
             seals.append(older)
-        seals.append(_seal_tail(files, ruler))
+        seals.append(_seal_tail(files, ruler, claimed=claimed))
     seals += [Seal(number, 0, EMPTY) for number in range(len(seals) + 1, newest + 1)]
     return tuple(seals)
 
@@ -81,16 +81,17 @@ def _ruling_journal(files: Files, newest: int) -> tuple[int, Open | None]:
     return 0, None
 
 
-def _seal_tail(files: Files, number: int) -> Seal:
+def _seal_tail(files: Files, number: int, *, claimed: bool) -> Seal:
     path = layout.journal(number)
     with files.open_read(path) as file:
         size = file.seek(0, 2)
-        # What is read here may be in memory only, left by a process that was killed: count it, but let it not vanish.
-        files.sync(path)
+        if claimed:
+            # What is read may be in memory only, left by a process that was killed: count it, but let it not vanish.
+            files.sync(path)
         length = good_start(size)
         for found in read_file(file, size, path):
             length = found.end
-    if length < size:
+    if claimed and length < size:
         log.warning("torn tail of a journal dropped", journal=path, offset=length, bytes=size - length)
     return Seal(number, length, _hash(files, path, length))
 

@@ -101,7 +101,7 @@ class StoredStates:
         return None
 
     async def intact(self, manifest: Manifest) -> bool:
-        """See session.ports.States."""
+        """Whether the data has the size and hash that the manifest names."""
         path = f"{layout.state(storage_id(manifest.model), manifest.kind, manifest.key)}/{layout.STATE}"
 
         def check() -> bool:
