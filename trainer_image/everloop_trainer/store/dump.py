@@ -27,7 +27,7 @@ def dump(root: Path) -> Iterator[dict[str, Any]]:
     newest = newest_epoch(files)
     if newest is None:
         raise FileNotFoundError(f"{root} holds no session")
-    for found in records(files, seal(files, newest.number, claimed=False)):
+    for found in records(files, seal(files, newest.number)):
         shown: dict[str, Any] = {"incarnation": found.position.incarnation, "offset": found.position.offset}
         shown |= to_header(found.record)
         if found.body:

@@ -28,8 +28,8 @@ class HistoryRecord:
     body: bytes
 
 
-def seal(files: Files, newest: int, *, claimed: bool) -> tuple[Seal, ...]:
-    """How much counts of each of the journals 1..newest. Who has `claimed` the storage makes durable what it counts.
+def seal(files: Files, newest: int, *, claimed: bool = False) -> tuple[Seal, ...]:
+    """How much counts of each of the journals 1..newest. A claimant makes durable what it counts.
 
     The newest journal that has an `open` record rules: its seals say for ever what counts of those before it. It has
     no seal itself yet; its records count up to its torn tail. Journals behind it never got as far as being opened.
