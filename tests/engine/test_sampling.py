@@ -50,11 +50,13 @@ def test_greedy_equals_generate(tiny_base: BaseModel, tiny_model: Path) -> None:
 
 def test_logprobs_are_those_of_the_model(tiny_base: BaseModel, tiny_model: Path) -> None:
     """Whatever temperature, top_k and top_p chose, each logprob is that of a plain forward pass."""
-    ((tokens, logprobs, _),) = _sample(tiny_base, replace(REQUEST, temperature=3.0, top_k=50, top_p=0.9))
-    with torch.no_grad():
-        logits = plain_model(tiny_model)(input_ids=torch.tensor([[*PROMPT, *tokens]])).logits[0, 3:-1]
-    expected = torch.log_softmax(logits, -1)[torch.arange(12), torch.tensor(tokens)]
-    np.testing.assert_allclose(logprobs, expected.numpy(), rtol=1e-4, atol=1e-4)
+    model = plain_model(tiny_model)
+    request = replace(REQUEST, temperature=3.0, top_k=50, top_p=0.9, num_samples=2)
+    for tokens, logprobs, _ in _sample(tiny_base, request):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([[*PROMPT, *tokens]])).logits[0, 3:-1]
+        expected = torch.log_softmax(logits, -1)[torch.arange(12), torch.tensor(tokens)]
+        np.testing.assert_allclose(logprobs, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_sample_does_not_depend_on_its_company(tiny_base: BaseModel) -> None:

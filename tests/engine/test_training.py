@@ -60,7 +60,7 @@ def test_loss_and_gradient_are_those_of_the_formula(
     tiny_base: BaseModel, tiny_model: Path, groups: dict[str, bool]
 ) -> None:
     """sum(-p * w), negative weights included, and its gradient, over several micro-batches and slices of the head."""
-    adapter = _adapter(tiny_base, LoraSpec(rank=4, seed=5, **groups))
+    adapter = _adapter(tiny_base, LoraSpec(rank=3, seed=5, **groups))
     data = _data(5, 33, 1, 300, 20)
     loss, logprobs, gradient = loss_and_gradient(plain_model(tiny_model), adapter, data)
     outcome, found = training.forward_backward(tiny_base, adapter, _datums(data), budget=128)
