@@ -45,8 +45,8 @@ def role(process: Process, engine: int | None) -> str:
     return process.command.rsplit(" ", 1)[-1]
 
 
-def kill(pids: Iterable[int], victim: str, engine: int | None) -> Process:
-    """SIGKILL the process of this role.
+def send(pids: Iterable[int], victim: str, engine: int | None, number: signal.Signals) -> Process:
+    """Send a signal to the process of this role.
 
     Raises:
         LookupError: no such process; the message lists those that were there.
@@ -54,9 +54,14 @@ def kill(pids: Iterable[int], victim: str, engine: int | None) -> Process:
     seen = processes(pids)
     for process in seen:
         if role(process, engine) == victim:
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process.pid, number)
             return process
     raise LookupError(f"no {victim} among {[(p.inner, p.command) for p in seen]}")
+
+
+def kill(pids: Iterable[int], victim: str, engine: int | None) -> Process:
+    """SIGKILL the process of this role. Raises LookupError: no such process."""
+    return send(pids, victim, engine, signal.SIGKILL)
 
 
 def wait_running(

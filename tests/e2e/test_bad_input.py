@@ -26,7 +26,6 @@ def cases(everloop: Everloop) -> dict[str, Any]:
         ("unknown base model", "BadRequestError", "base_model"),
         ("rank 0", "RequestFailedError", "rank"),
         ("rank too large", "RequestFailedError", "rank"),
-        ("nothing to train", "RequestFailedError", "train_"),
         ("token beyond the vocabulary", "RequestFailedError", "data[0].model_input"),
         ("target beyond the vocabulary", "RequestFailedError", "data[0].loss_fn_inputs.target_tokens"),
         ("length mismatch", "RequestFailedError", "data[0].loss_fn_inputs.target_tokens"),

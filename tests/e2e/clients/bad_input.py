@@ -40,12 +40,6 @@ service = tinker.ServiceClient()
 report("unknown base model", lambda: service.create_lora_training_client("HuggingFaceTB/SmolLM2-136M").result())
 report("rank 0", lambda: service.create_lora_training_client(base_model, rank=0).result())
 report("rank too large", lambda: service.create_lora_training_client(base_model, rank=4096).result())
-report(
-    "nothing to train",
-    lambda: service.create_lora_training_client(
-        base_model, train_mlp=False, train_attn=False, train_unembed=False
-    ).result(),
-)
 
 good = datum([11, 12, 13, 14, 15])
 adam = types.AdamParams(learning_rate=1e-2)
