@@ -74,8 +74,8 @@ def strike(everloop: Everloop, loop: Loop, victim: str, kind: str, after: int) -
     elif victim == "partition":
         everloop.cluster.node_partition(node)
         zombie = everloop.cluster.container_pids(pod, NAMESPACE)
-        # Held in the operation's middle until another pod has taken over, then let go: it has something to write.
-        faults.send(zombie, "engine", operation.engine, signal.SIGSTOP)
+        # Held in the operation's middle until another pod has taken over, then let go: it has a result to write.
+        faults.send(zombie, "server", operation.engine, signal.SIGSTOP)
     else:
         everloop.cluster.node_kill(node)
     known = {entry["id"] for entry in before.get("recoveries", [])}
@@ -91,7 +91,7 @@ def strike(everloop: Everloop, loop: Loop, victim: str, kind: str, after: int) -
     if victim == "partition":
         sealed = everloop.lineage_root / "journal" / f"{incarnation:08d}.log"
         length = sealed.stat().st_size
-        faults.send(zombie, "engine", operation.engine, signal.SIGCONT)
+        faults.send(zombie, "server", operation.engine, signal.SIGCONT)
         eventually(lambda: sealed.stat().st_size > length, "the zombie's attempt to write", seconds=30)
         eventually(lambda: not faults.processes(zombie), "the end of the fenced zombie", seconds=30)
     successor = newest_incarnation(everloop.journal())
