@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import threading
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,7 @@ from everloop_trainer.store import layout
 from tests.session.fake_engine import FakeEngine
 from tests.session.world import (
     LOOP,
+    TIME,
     A,
     B,
     Client,
@@ -103,21 +105,30 @@ async def test_an_engine_that_dies_while_recovering_is_one_recovery() -> None:
         assert [recovery.id for recovery in world.service.status().recoveries] == ["a1-b1-e3"]
 
 
+def settled(files: CrashFiles, manifest: str, kept: list[str]) -> bool:
+    """Whether a manifest is stored, and its directory holds only these snapshots."""
+    return files.exists(manifest) and files.list(manifest.rsplit("/", 2)[0]) == kept
+
+
 async def test_snapshots_bound_the_replay() -> None:
-    """With a budget of nothing each step is snapshotted, and only what came after it is replayed."""
+    """With a budget of nothing each step is snapshotted, two are kept, and only what came after is replayed."""
     async with running(Disk()) as world:
         client = Client()
-        steps = [[fb(A, seq), optim(A, seq + 1)] for seq in range(1, 12, 2)]
-        await client.play(world.service, [[create(A)], *steps, [fb(A, 13)]])
-        await until(lambda: world.service.status().last_snapshot_time != "")
-        await until(lambda: "1-12" in world.files.list(layout.states(world.service.status().models[0].id, "snapshots")))
+        await client.play(world.service, [[create(A)]])
+        directory = layout.states(world.service.status().models[0].id, "snapshots")
+        kept: list[str] = []
+        for seq in range(2, 13, 2):
+            await client.play(world.service, [[fb(A, seq - 1), optim(A, seq)]])
+            kept = [*kept, f"1-{seq}"][-2:]
+            manifest = f"{directory}/1-{seq}/{layout.MANIFEST}"
+            await until(partial(settled, world.files, manifest, sorted(kept)))
+        assert world.service.status().last_snapshot_time == TIME
+        await client.play(world.service, [[fb(A, 13)]])
         world.engine.die()
         await until(lambda: bool(world.service.status().recoveries))
         (recovery,) = world.service.status().recoveries
         assert recovery.resumed_from.endswith(":12")
         assert recovery.replayed_operations == 1
-        kept = world.files.list(layout.states(world.service.status().models[0].id, "snapshots"))
-        assert kept == ["1-10", "1-12"]
 
 
 async def test_snapshots_wait_for_their_budget() -> None:
