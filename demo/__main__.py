@@ -111,13 +111,14 @@ class Demo:
     def strike(self, victim: str, step: int) -> None:
         """Kill the engine or the node in the middle of a forward_backward and watch the recovery."""
         before = self.status()
-        now = faults.wait_running(self.journal, "forward_backward")
+        pids = self.cluster.container_pids(before["pod"]["name"], NAMESPACE)
+        now = faults.hold(self.journal, pids, "forward_backward")
         node = before["pod"]["node"]
         where = f"in the middle of {now.kind} {now.number}"
         self.view.kills.append(step)
         killed = time.monotonic()
         if victim == "engine":
-            process = faults.kill(self.cluster.container_pids(before["pod"]["name"], NAMESPACE), "engine", now.engine)
+            process = faults.kill(pids, "engine", now.engine)
             self.view.say(f"KILLED the engine (SIGKILL to process {process.pid}) {where}", RED)
         else:
             self.cluster.node_kill(node)

@@ -64,18 +64,28 @@ def kill(pids: Iterable[int], victim: str, engine: int | None) -> Process:
     return send(pids, victim, engine, signal.SIGKILL)
 
 
-def wait_running(
-    dump: Callable[[], list[dict[str, Any]]], kind: str, after: int = 0, seconds: float = 120.0
+def hold(
+    dump: Callable[[], list[dict[str, Any]]],
+    pids: Iterable[int],
+    kind: str,
+    after: int = 0,
+    seconds: float = 120.0,
 ) -> Running:
-    """Wait until the journal shows an operation of ``kind`` with a number above ``after`` started and unfinished.
+    """Stop the engine in the middle of an operation of ``kind`` whose number is above ``after``.
+
+    The engine is left stopped (SIGSTOP), so that what is killed next surely falls into the operation.
 
     Raises:
-        TimeoutError: none was seen in time.
+        TimeoutError: none was caught in time.
     """
+    pids = list(pids)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         now = running(dump())
         if now is not None and now.kind == kind and now.number > after:
-            return now
+            send(pids, "engine", now.engine, signal.SIGSTOP)
+            if running(dump()) == now:
+                return now
+            send(pids, "engine", now.engine, signal.SIGCONT)  # it ended just before it was stopped
         time.sleep(0.02)
-    raise TimeoutError(f"no {kind} was running within {seconds:.0f} s")
+    raise TimeoutError(f"no {kind} was caught within {seconds:.0f} s")

@@ -38,6 +38,8 @@ class Strike:
     after: dict[str, Any]
     entry: dict[str, Any] | None
     journal_length: int
+    words: str
+    """What a partitioned pod logged."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +64,26 @@ def strike(everloop: Everloop, loop: Loop, victim: str, kind: str, after: int) -
     """Kill ``victim`` while an operation of ``kind`` numbered above ``after`` runs, and wait for its recovery."""
     before = everloop.status()
     pod, node = before["pod"]["name"], before["pod"]["node"]
+    pids = everloop.cluster.container_pids(pod, NAMESPACE)
     loop.say("go on")
-    operation = faults.wait_running(everloop.journal, kind, after)
+    operation = faults.hold(everloop.journal, pids, kind, after)
     journal = everloop.journal()
-    if victim in ("engine", "server", "spare"):
-        faults.kill(everloop.cluster.container_pids(pod, NAMESPACE), victim, operation.engine)
-    elif victim == "pod":
-        # A deletion alone would let the server finish what it runs: the container dies first.
-        faults.kill(everloop.cluster.container_pids(pod, NAMESPACE), "supervisor", operation.engine)
-        everloop.tools.kube("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
-    elif victim == "partition":
-        everloop.cluster.node_partition(node)
-        zombie = everloop.cluster.container_pids(pod, NAMESPACE)
-        # Held in the operation's middle until another pod has taken over, then let go: it has a result to write.
-        faults.send(zombie, "server", operation.engine, signal.SIGSTOP)
-    else:
-        everloop.cluster.node_kill(node)
+    incarnation = newest_incarnation(journal)
+    match victim:
+        case "pod":
+            # A deletion alone would let the server finish what it runs: the container dies first.
+            faults.kill(pids, "supervisor", operation.engine)
+            everloop.tools.kube("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
+        case "partition":
+            everloop.cluster.node_partition(node)
+            # Held until another pod has taken over, and then let go: it has a result to write.
+            faults.send(pids, "server", operation.engine, signal.SIGSTOP)
+        case "node":
+            everloop.cluster.node_kill(node)
+        case _:
+            faults.kill(pids, victim, operation.engine)
+    if victim in ("server", "spare", "partition"):
+        faults.send(pids, "engine", operation.engine, signal.SIGCONT)
     known = {entry["id"] for entry in before.get("recoveries", [])}
 
     def entry() -> dict[str, Any] | None:
@@ -87,13 +93,15 @@ def strike(everloop: Everloop, loop: Loop, victim: str, kind: str, after: int) -
     # A spare's death costs the training nothing, so it is no recovery.
     found = None if victim == "spare" else eventually(entry, f"recovery from the loss of the {victim}", seconds=120)
     everloop.wait_serving()
-    incarnation = newest_incarnation(journal)
+    words = ""
     if victim == "partition":
-        assert faults.processes(zombie), "the partitioned pod lives on"
-        faults.send(zombie, "server", operation.engine, signal.SIGCONT)
-        eventually(lambda: not faults.processes(zombie), "the end of the fenced zombie", seconds=30)
+        assert faults.processes(pids), "the partitioned pod lives on"
+        faults.send(pids, "server", operation.engine, signal.SIGCONT)
+        eventually(lambda: not faults.processes(pids), "the end of the fenced zombie", seconds=30)
+        logs = (everloop.cluster.root / "nodes" / node / "logs").glob(f"{NAMESPACE}_{pod}_*/**/*.log")
+        words = "\n".join(log.read_text() for log in logs)
     successor = newest_incarnation(everloop.journal())
-    return Strike(victim, operation, incarnation, successor, before, everloop.status(), found, len(journal))
+    return Strike(victim, operation, incarnation, successor, before, everloop.status(), found, len(journal), words)
 
 
 def steps_of(loop: Loop) -> Iterator[int]:
@@ -224,9 +232,7 @@ def test_zombie_cannot_write_into_the_lineage(story: Story, everloop: Everloop) 
     sealed = next(s["length"] for s in successor["seals"] if s["incarnation"] == fault.incarnation)
     written = (everloop.lineage_root / "journal" / f"{fault.incarnation:08d}.log").stat().st_size
     assert written >= sealed
-    node = everloop.cluster.root / "nodes" / fault.before["pod"]["node"]
-    words = "\n".join(log.read_text() for log in node.glob(f"logs/*{fault.before['pod']['name']}*/**/*.log"))
-    assert f"incarnation {fault.incarnation} is superseded by incarnation {fault.incarnation + 1}" in words
+    assert f"incarnation {fault.incarnation} is superseded by incarnation {fault.incarnation + 1}" in fault.words
     results = [(r["s"], r["n"]) for r in story.journal if r["t"] == "result"]
     assert len(results) == len(set(results))
 
