@@ -130,7 +130,7 @@ class SnapshotsSpec(ApiModel):
     replay_budget_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
         default=20,
         description="Seconds of computing that a recovery may have to repeat for a model; reaching it starts a "
-        "snapshot in the background. A change starts a new attempt.",
+        "snapshot in the background. Cheap snapshots are taken more often. A change starts a new attempt.",
     )
 
 

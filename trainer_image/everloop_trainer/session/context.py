@@ -33,7 +33,7 @@ class SessionConfig:
 
     Attributes:
         previous: the incarnation before this one, if the storage has had one.
-        replay_budget: seconds of engine time after which a model is snapshotted.
+        replay_budget: greatest seconds of engine time between two snapshots of a model.
         monotonic: a clock in seconds.
         now: wall-clock time as RFC 3339.
         draw_seed: seed of an operation that came without one.

@@ -14,7 +14,23 @@ from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import request_id
 from everloop_trainer.session.ports import Engine, Manifest, Place, Position, Written
 
+COST = 0.05
+"""Share of the engine's time that writing snapshots may take while the replay is below its budget."""
+SHORTEST = 2.0
+"""Seconds of replay that are not worth a snapshot."""
 log = structlog.get_logger(__name__)
+
+
+def interval(budget: float, writing: float) -> float:
+    """Seconds of engine time after which a model is snapshotted. Pure.
+
+    As often as `COST` allows, so that the replay is short where snapshots are cheap, but never beyond the budget.
+
+    Args:
+        budget: greatest replay in seconds (spec.snapshots.replayBudgetSeconds).
+        writing: seconds that this model's last snapshot took from the copy to its manifest; 0 if there was none yet.
+    """
+    return min(budget, max(SHORTEST, writing / COST))
 
 
 class Snapshotting:
@@ -23,6 +39,7 @@ class Snapshotting:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._seconds: dict[str, float] = {}
+        self._writing: dict[str, float] = {}
         self._taken: dict[str, tuple[int, int]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.last_time = ""
@@ -37,7 +54,8 @@ class Snapshotting:
 
     async def take_if_due(self, engine: Engine, generation: int, model_id: str) -> None:
         """To be called at a step boundary. Raises ConnectionError or EOFError if the engine is lost."""
-        if self._seconds.get(model_id, 0.0) > self._context.config.replay_budget and model_id not in self._tasks:
+        due = interval(self._context.config.replay_budget, self._writing.get(model_id, 0.0))
+        if self._seconds.get(model_id, 0.0) > due and model_id not in self._tasks:
             await self._take(engine, generation, self._context.history.models[model_id])
 
     async def take_all(self, engine: Engine, generation: int) -> None:
@@ -89,6 +107,7 @@ class Snapshotting:
         covered: float,
     ) -> None:
         config, model_id = self._context.config, model.info.model_id
+        since = config.monotonic()
         try:
             written = await writing
             manifest = Manifest(
@@ -107,6 +126,7 @@ class Snapshotting:
                 time=config.now(),
             )
             await self._context.states.commit(manifest)
+            self._writing[model_id] = config.monotonic() - since
             self._seconds[model_id] = max(0.0, self._seconds.get(model_id, 0.0) - covered)
             self.last_time = manifest.time
             self._context.storage_error = ""
