@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
+import time
 import zlib
 
 import pytest
@@ -56,6 +58,23 @@ def test_a_hole_in_what_was_never_flushed_is_a_torn_tail() -> None:
     data, offsets = written(3, flushed_each=False)
     hole = data[: offsets[1]] + bytes(16) + data[offsets[1] + 16 :]
     assert len(read(hole)) == 1
+
+
+def test_a_large_torn_record_is_dropped_at_once() -> None:
+    """A kill within the write of a request of many tokens costs the next incarnation no time to speak of."""
+    tokens = random.Random(1)
+    body = struct.pack("<1000000I", *(tokens.randrange(50_000) for _ in range(1_000_000)))
+    data = MAGIC + encode(accept(0), b"", 0) + encode(accept(1), body * 4, 5)[:-100]
+    started = time.monotonic()
+    assert len(read(data)) == 1
+    assert time.monotonic() - started < 2.0
+
+
+def test_a_record_within_the_body_of_a_torn_one_is_no_damage() -> None:
+    """What a client put into its request cannot make the journal look damaged."""
+    data = MAGIC + encode(accept(0), b"", 0)
+    inside = b"a" * 100 + encode(accept(7), b"", 10**9)
+    assert len(read(data + encode(accept(1), inside + b"b" * 100, len(data))[:-10])) == 1
 
 
 def test_a_damaged_file_header_is_loud() -> None:

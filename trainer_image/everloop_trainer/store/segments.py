@@ -9,6 +9,7 @@ is a torn tail, unless a good record behind it says that this place had been flu
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ _LENGTH = struct.Struct("<I")
 MAX_PAYLOAD = 1 << 30
 _SMALLEST_PAYLOAD = _LENGTH.size + len(b"{}")
 FLUSHED = "f"
+# `encode` puts the type first and the flushed length last.
+_HEADER_START = b'{"t":"'
+_HEADER_END = re.compile(rb',"f":(\d{1,19})\}\Z')
+_LONGEST_HEADER_END = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +107,29 @@ def good_start(size: int) -> int:
 
 
 def _refuse_damage(file: IO[bytes], bad: int, size: int, name: str) -> None:
-    """Raise JournalDamaged if a record behind `bad` says that `bad` had been flushed before it was written."""
+    """Raise JournalDamaged if a record behind `bad` says that `bad` had been flushed before it was written.
+
+    A torn record may be large, and its body is whatever a client sent: only what begins and ends as a header does is
+    looked at, and nothing can have been flushed behind its own place.
+    """
     file.seek(bad)
     tail = file.read(size - bad)
-    for start in range(1, len(tail) - _FRAME.size - _SMALLEST_PAYLOAD + 1):
+    found = -1
+    while (found := tail.find(_HEADER_START, found + 1)) != -1:
+        start = found - _LENGTH.size - _FRAME.size
+        if start < 1:
+            continue
         length, checksum = _FRAME.unpack_from(tail, start)
+        (header_length,) = _LENGTH.unpack_from(tail, start + _FRAME.size)
         end = start + _FRAME.size + length
-        if not _SMALLEST_PAYLOAD <= length <= MAX_PAYLOAD or end > len(tail):
+        header_end = found + header_length
+        if length > MAX_PAYLOAD or header_end > end or end > len(tail):
             continue
-        if zlib.crc32(memoryview(tail)[start + _FRAME.size : end]) != checksum:
+        ending = _HEADER_END.search(tail, max(found, header_end - _LONGEST_HEADER_END), header_end)
+        if ending is None or not bad < int(ending[1]) <= bad + start:
             continue
-        behind = read_at(file, bad + start, size, name)
-        if behind is not None and behind.flushed > bad:
+        if zlib.crc32(memoryview(tail)[start + _FRAME.size : end]) == checksum:
             raise JournalDamaged(
-                f"{name}: damaged at offset {bad}: the record at offset {behind.offset} was written when "
-                f"{behind.flushed} bytes had been flushed"
+                f"{name}: damaged at offset {bad}: the record at offset {bad + start} was written when "
+                f"{int(ending[1])} bytes had been flushed"
             )
