@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from everloop_trainer.session.errors import Fenced, StorageFailed
-from everloop_trainer.session.operations import Operation, Refused
+from everloop_trainer.session.errors import EngineRefused, Fenced, StorageFailed
+from everloop_trainer.session.operations import CreateModel, Operation, Refused
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
 from everloop_trainer.session.records import Deliver
 from everloop_trainer.session.service import SessionService
 from everloop_trainer.store import layout
 from everloop_trainer.store.epochs import claim
+from tests.session.fake_engine import FakeEngine
 from tests.session.world import (
     SESSION,
     TIME,
@@ -323,3 +325,45 @@ async def test_a_failed_disk_ends_the_server() -> None:
         with pytest.raises(StorageFailed):
             await world.service.accept(create(A))
         assert states(world.engine) == {}
+
+
+DEEP: dict[str, object] = functools.reduce(lambda inner, _: {"a": inner}, range(230), {})
+DEEPER: dict[str, object] = functools.reduce(lambda inner, _: {"a": inner}, range(300), {})
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Operation(A, 0, CreateModel("smol", 4, 7, True, True, True, user_metadata=DEEP)),
+        Operation(A, 0, CreateModel("smol", 4, 7, True, True, True, user_metadata=DEEPER)),
+        Operation(A, 0, CreateModel("smol", 4, 7, True, True, True, user_metadata={"a": "\ud800"})),
+        Operation(A, 0, CreateModel("\ud800", 4, 7, True, True, True)),
+        Operation(A, 0, Refused("create_model", "\ud800: wrong")),
+    ],
+    ids=["deep", "deeper", "surrogate in metadata", "surrogate", "surrogate in a refusal"],
+)
+async def test_what_could_not_be_read_back_is_never_journaled(operation: Operation) -> None:
+    """Such content ends as a user error, and the next incarnation reads the journal."""
+    disk, client = Disk(), Client()
+    async with running(disk) as world:
+        outcome = await client.ask_after(world.service, operation)
+        assert isinstance(outcome, Failed)
+        assert outcome.category == "user"
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        assert await client.ask(world.service, operation.request_id) == outcome
+        assert isinstance(await client.ask_after(world.service, create(B)), Succeeded)
+
+
+async def test_an_engine_may_say_anything_of_a_failure() -> None:
+    """A refusal whose words are not Unicode is journaled in words that can be read back."""
+    disk, client = Disk(), Client()
+
+    def refuse(_engine: FakeEngine, op: str) -> None:
+        if op == "forward_backward":
+            raise EngineRefused("data: \ud800", "user")
+
+    async with running(disk, hook=refuse) as world:
+        await client.ask_after(world.service, create(A))
+        outcome = await client.ask_after(world.service, fb(A, 1))
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        assert await client.ask(world.service, f"{A}:1") == outcome == Failed("data: \\ud800", "user")

@@ -216,7 +216,8 @@ class Execution:
         self, entry: Entry, error: str, category: Category = "user", *, gradients_dropped: bool = False
     ) -> Ending:
         step = self._step(entry)
-        return Result(entry.stream, entry.seq, False, JSON, step, error, category, gradients_dropped), b""
+        text = error.encode(errors="backslashreplace").decode()  # what cannot be read back must not be journaled
+        return Result(entry.stream, entry.seq, False, JSON, step, text, category, gradients_dropped), b""
 
     def _step(self, entry: Entry) -> int:
         model = self._context.history.models.get(entry.stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -138,6 +139,15 @@ def to_header(record: Record) -> dict[str, Any]:
             if record.stored is not None:
                 header["stored"] = _STORED.dump_python(record.stored, mode="json")
             return header
+
+
+def is_readable(record: Record) -> bool:
+    """Whether a later incarnation could read this record: not so half of a surrogate pair, or what nests too deeply."""
+    try:
+        from_header(json.dumps(to_header(record)).encode())
+    except ValueError:
+        return False
+    return True
 
 
 _STORED = TypeAdapter(Stored)

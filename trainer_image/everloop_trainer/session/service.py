@@ -12,15 +12,16 @@ from everloop_trainer.session.context import Context, SessionConfig
 from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFailed
 from everloop_trainer.session.history import History, Model, ModelInfo, SamplerInfo
 from everloop_trainer.session.identifiers import storage_id
-from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, Operation, Sample
+from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
 from everloop_trainer.session.ports import EngineSource, Journal, Position, States
-from everloop_trainer.session.records import Accept, Deliver, Record
+from everloop_trainer.session.records import Accept, Deliver, Record, is_readable
 from everloop_trainer.session.runner import Runner
 from everloop_trainer.session.status import CheckpointStatus, ModelStatus, SessionStatus
 from everloop_trainer.session.streams import Ended, Entry
 
 __all__ = ["ModelInfo", "SamplerInfo", "SessionConfig", "SessionService"]
+UNREADABLE = "body: text that is not Unicode, or values that nest too deeply, cannot be stored"
 log = structlog.get_logger(__name__)
 
 
@@ -85,6 +86,9 @@ class SessionService:
     def _append(self, operation: Operation) -> None:
         context = self._context
         record = Accept(operation.stream, operation.seq, self._resolve(operation).args, context.config.now())
+        if not is_readable(record):
+            kind = record.args.operation if isinstance(record.args, Refused) else record.args.KIND
+            record = replace(record, args=Refused(kind, UNREADABLE))
         position, durable = context.journal.append(record, operation.body)
         context.history.apply(record, position, durable=False)
         self._accepting[operation.request_id] = durable
