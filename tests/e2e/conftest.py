@@ -18,6 +18,7 @@ from demo import install
 from demo.loop import Loop
 from devcluster.cluster import Cluster
 from everloop_trainer.store.dump import dump
+from tests.prepared import prepared
 
 NAMESPACE, SESSION = "team-e2e", "smollm2"
 CLIENTS = Path(__file__).parent / "clients"
@@ -87,7 +88,7 @@ class Everloop:
 @pytest.fixture(scope="session")
 def everloop() -> Iterator[Everloop]:
     """Cluster up, chart installed, TrainingSession serving; all gone afterwards."""
-    ready = stage.prepare()
+    ready = prepared()
     root = Path(tempfile.mkdtemp(prefix="everloop-e2e-"))
     root.chmod(0o755)
     cluster = Cluster(root)

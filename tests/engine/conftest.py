@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported:
 
 from tests.engine.client import connect
 from tests.engine.models import make_model
+from tests.prepared import base_model
 
 if TYPE_CHECKING:
     from everloop_trainer.engine.base import BaseModel
@@ -66,12 +67,8 @@ def tiny_base(tiny_model: Path) -> BaseModel:
 
 @pytest.fixture(scope="session")
 def real_model() -> Path:
-    """Directory of SmolLM2-135M-Instruct, which the Makefile converts before the tests."""
-    cache = os.environ.get("EVERLOOP_CACHE", "/var/cache/everloop")
-    path = Path(os.environ.get("EVERLOOP_TEST_MODEL", f"{cache}/models/SmolLM2-135M-Instruct"))
-    if not (path / "config.json").is_file():
-        pytest.fail(f"{path} is not there: run the tests by `make test`, or set EVERLOOP_TEST_MODEL")
-    return path
+    """Directory of SmolLM2-135M-Instruct, which the bootstrap converts."""
+    return base_model()
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,7 @@ def test_clipping_is_that_of_torch() -> None:
     [
         ("learning_rate", -1e-4),
         ("learning_rate", math.nan),
+        ("learning_rate", 1e39),
         ("beta1", 1.0),
         ("beta1", -0.1),
         ("beta2", 1.0),
@@ -85,8 +86,10 @@ def test_clipping_is_that_of_torch() -> None:
         ("eps", 0.0),
         ("eps", 1e-60),
         ("eps", math.inf),
+        ("eps", 1e39),
         ("weight_decay", -0.1),
         ("weight_decay", math.inf),
+        ("weight_decay", 1e39),
         ("grad_clip_norm", -1.0),
     ],
 )
@@ -94,3 +97,13 @@ def test_out_of_range(field: str, value: float) -> None:
     """A hyperparameter that would spoil the weights is refused by name."""
     with pytest.raises(ContentError, match=rf"^adam_params\.{field}: must be"):
         dataclasses.replace(DEFAULT, **{field: value}).check()
+
+
+def test_a_step_beyond_float32_changes_nothing() -> None:
+    """A learning rate that the bias correction makes too large for torch is refused before anything changes."""
+    flat, state = torch.ones(3), AdamState(torch.zeros(3), torch.zeros(3), 0)
+    params = dataclasses.replace(DEFAULT, learning_rate=3e38)
+    params.check()
+    with pytest.raises(ContentError, match=r"^adam_params\.learning_rate: must be smaller"):
+        adam_step(flat, state, torch.ones(3), params)
+    assert (state.step, flat.tolist(), state.exp_avg.tolist()) == (0, [1.0] * 3, [0.0] * 3)

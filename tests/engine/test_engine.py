@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from everloop_trainer.engine import framing
 from everloop_trainer.engine.base import manifest_sha256
 from everloop_trainer.tinker_proto import tinker_public
 from tests.engine.client import ADAM, LORA, SAMPLE, Engine, Refused, datum, output_of, request
@@ -201,6 +202,33 @@ def test_bad_adapters(tiny_spare: Path) -> None:
         engine.call("drop", model="m")
         with pytest.raises(Refused, match="'m' is not loaded"):
             engine.call("optim_step", model="m", seq=1, **ADAM)
+
+
+def test_content_never_ends_the_engine(tiny_spare: Path, tmp_path: Path) -> None:
+    """Numbers at the end of float32 and names without end are the user's errors; the model stays as it was."""
+    with Engine(tiny_spare) as engine:
+        engine.call("init", model="m", **LORA)
+        engine.call("init", model="probe", **LORA)
+        weight = 1e38
+        while True:  # the greatest weight whose gradient alone is finite
+            large = request(datum([1, 2, 3], weights=[weight] * 3))
+            try:
+                engine.call("forward_backward", large, model="probe", seq=1, forward_only=False)
+                break
+            except Refused as refused:
+                assert refused.category == "user"
+                weight /= 1.25
+        engine.call("forward_backward", large, model="m", seq=1, forward_only=False)
+        with pytest.raises(Refused, match="^data: the gradients accumulated since"):
+            engine.call("forward_backward", large, model="m", seq=2, forward_only=False)
+        before = engine.saved("m", tmp_path / "before")
+        with pytest.raises(Refused, match=r"^adam_params\.learning_rate: must be"):
+            engine.call("optim_step", model="m", seq=2, **{**ADAM, "learning_rate": 1e39})
+        with pytest.raises(Refused, match=r"^loss_fn: 'xxx"):
+            endless = request(loss_fn="x" * (framing.MAX_HEADER_BYTES + 1))
+            engine.call("forward_backward", endless, model="m", seq=2, forward_only=False)
+        assert engine.saved("m", tmp_path / "after") == before
+        engine.call("optim_step", model="m", seq=2, **ADAM)
 
 
 def test_failed_snapshot_is_reported(tiny_spare: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import yaml
 
 from everloop_operator.api import names, tokens
 from tests.operator.control_plane import ADMIN_TOKEN, ControlPlane
+from tests.prepared import client_python
 
 T = TypeVar("T")
 
@@ -379,8 +380,3 @@ def answers(url: str) -> int | None:
 def python_environment() -> dict[str, str]:
     """The environment of a process that runs our own code."""
     return {"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY}"}
-
-
-def client_python() -> str:
-    """`EVERLOOP_CLIENT_PYTHON`, else the interpreter of the environment `client` beside the one that runs the tests."""
-    return os.environ.get("EVERLOOP_CLIENT_PYTHON") or str(Path(sys.prefix).parent / "client" / "bin" / "python")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
+from tests.prepared import kube_binary
 
 ADMIN_TOKEN = "admin-token"
 START_SECONDS = 60.0
@@ -45,18 +46,6 @@ current-context: x
         )
         path.chmod(0o600)
         return path
-
-
-def kube_binary() -> Path:
-    """The multi-call Kubernetes binary: `EVERLOOP_KUBE`, else the newest in the cache of the local cluster."""
-    named = os.environ.get("EVERLOOP_KUBE")
-    if named:
-        return Path(named)
-    cache = Path(os.environ.get("EVERLOOP_CACHE", "/var/cache/everloop"))
-    found = sorted(cache.glob("kube/*/kube"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise StartFailed(f"no Kubernetes binary below {cache}/kube: `make kube` builds it; or set EVERLOOP_KUBE")
-    return found[-1]
 
 
 def free_ports(count: int) -> list[int]:

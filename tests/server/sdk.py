@@ -5,23 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import IO, Any, Self
 
+from tests.prepared import client_python
+
 SCRIPT = Path(__file__).with_name("sdk_loop.py")
 API_KEY = "tml-0123456789ab-pretend"
-
-
-def client_python() -> str:
-    """`EVERLOOP_CLIENT_PYTHON`, else that of the newest environment `client*` beside the one that runs the tests."""
-    named = os.environ.get("EVERLOOP_CLIENT_PYTHON")
-    if named:
-        return named
-    found = sorted(Path(sys.prefix).parent.glob("client*/bin/python"), key=lambda path: path.lstat().st_mtime)
-    assert found, f"no environment with the tinker SDK beside {sys.prefix}"
-    return str(found[-1])
 
 
 def run_client(code: str) -> Any:

@@ -81,6 +81,15 @@ async def test_bad_content_is_refused_and_the_engine_goes_on(engine: EngineClien
     await engine.forward_backward("m", 2, False, forward_backward_body("m", 2, texts(1, 1, 8)))
 
 
+async def test_what_is_longer_than_a_message_never_reaches_the_engine(engine: EngineClient) -> None:
+    """A request that the engine would take for a broken protocol is the user's error."""
+    sample = Sample((5,), 1, 1, 1.0, 1.0, -1, "\u00e9" * (frames.MAX_HEADER_BYTES // 6 + 1), 7, None)
+    with pytest.raises(EngineRefused, match="too large") as refused:
+        await engine.sample(None, sample)
+    assert refused.value.category == "user"
+    await engine.init("m", LORA)
+
+
 async def test_a_killed_engine_fails_every_waiting_call(engine: EngineClient) -> None:
     """The running call, the queued one, `wait_lost` and any later call learn that the engine is gone."""
     await engine.init("m", LORA)
