@@ -11,6 +11,8 @@ import torch
 from everloop_trainer.engine.errors import ContentError
 
 _CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_
+_LARGEST = float(np.finfo(np.float32).max)
+"""torch takes no greater factor for float32 tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +31,16 @@ class AdamParams:
 
     def check(self) -> None:
         """Raise ContentError naming the field that is out of range."""
-        for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
+        for name, limit in (("learning_rate", _LARGEST), ("weight_decay", _LARGEST), ("grad_clip_norm", math.inf)):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ContentError(f"adam_params.{name}: must be finite and not negative, got {value}")
+            if not (math.isfinite(value) and 0 <= value <= limit):
+                raise ContentError(f"adam_params.{name}: must be finite in float32 and not negative, got {value}")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             if not 0 <= value < 1:
                 raise ContentError(f"adam_params.{name}: must be at least 0 and below 1, got {value}")
         # A factor whose gradient is zero (A, while B is zero) would be divided by zero.
-        if not (math.isfinite(self.eps) and self.eps > np.finfo(np.float32).smallest_subnormal):
+        if not float(np.finfo(np.float32).smallest_subnormal) < self.eps <= _LARGEST:
             raise ContentError(f"adam_params.eps: must be finite and greater than zero in float32, got {self.eps}")
 
 
@@ -55,8 +57,15 @@ class AdamState:
 def adam_step(flat: torch.Tensor, state: AdamState, gradients: torch.Tensor, params: AdamParams) -> dict[str, float]:
     """Update `flat` and `state` in place and return metrics; `gradients` is used up.
 
-    Everything that allocates comes before the first change, so that running out of memory changes nothing.
+    Everything that allocates comes before the first change, so that running out of memory changes nothing. Raises
+    ContentError if this step's size is beyond float32.
     """
+    step_size = params.learning_rate / (1 - params.beta1 ** (state.step + 1))
+    if step_size > _LARGEST:
+        raise ContentError(
+            f"adam_params.learning_rate: must be smaller, {params.learning_rate} with beta1 {params.beta1} "
+            f"makes a step of {step_size}"
+        )
     denominator = torch.empty_like(flat)
     norm = torch.linalg.vector_norm(gradients, dtype=torch.float64).item()
     clip = params.grad_clip_norm / (norm + _CLIP_EPSILON) if params.grad_clip_norm > 0 else 1.0
@@ -67,7 +76,6 @@ def adam_step(flat: torch.Tensor, state: AdamState, gradients: torch.Tensor, par
     flat.mul_(1 - params.learning_rate * params.weight_decay)
     state.exp_avg.lerp_(gradients, 1 - params.beta1)
     state.exp_avg_sq.mul_(params.beta2).addcmul_(gradients, gradients, value=1 - params.beta2)
-    step_size = params.learning_rate / (1 - params.beta1**state.step)
     correction = math.sqrt(1 - params.beta2**state.step)
     torch.sqrt(state.exp_avg_sq, out=denominator)
     denominator.div_(correction).add_(params.eps)

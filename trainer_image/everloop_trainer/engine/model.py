@@ -12,7 +12,7 @@ from everloop_trainer.engine import training
 from everloop_trainer.engine.adam import AdamParams, AdamState, adam_step
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.datums import TrainingDatum
-from everloop_trainer.engine.errors import StateError
+from everloop_trainer.engine.errors import ContentError, StateError
 from everloop_trainer.engine.lora import Adapter, LoraSpec
 from everloop_trainer.engine.state import Parts, StateFile, Vector, read_state
 
@@ -76,10 +76,12 @@ class LoraModel:
     def forward_backward(
         self, base: BaseModel, seq: int, data: Sequence[TrainingDatum], budget: int
     ) -> training.Outcome:
-        """Compute the loss and add its gradient to those outstanding."""
+        """Compute the loss and add its gradient to those outstanding. Raises ContentError if the sum is not finite."""
         self._check_order(seq)
         outcome, gradients = training.forward_backward(base, self._adapter, data, budget)
-        self._gradients = gradients if self._gradients is None else self._gradients.add_(gradients)
+        if self._gradients is not None and not torch.isfinite(gradients.add_(self._gradients)).all():
+            raise ContentError("data: the gradients accumulated since the last optim_step are beyond float32")
+        self._gradients = gradients
         self.seq = seq
         return outcome
 

@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 _FROZEN_ADAPTERS = 4
+_LONGEST_ERROR = 2000
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -100,7 +101,7 @@ class Worker:
         try:
             answer, content = operation(header, body)
         except ContentError as error:
-            answer, content = {"ok": False, "error": str(error), "category": "user"}, b""
+            answer, content = {"ok": False, "error": _shortened(str(error)), "category": "user"}, b""
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
@@ -198,6 +199,11 @@ class Worker:
         while len(self._frozen) > _FROZEN_ADAPTERS:
             self._frozen.popitem(last=False)
         return adapter
+
+
+def _shortened(text: str) -> str:
+    """Keep what a user wrote from making the answer longer than a message can be."""
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}..."
 
 
 def _lora_spec(values: Mapping[str, Any]) -> LoraSpec:

@@ -127,9 +127,13 @@ class EngineClient:
             if self._lost.is_set():
                 raise EngineLost(f"engine {self._pid} is gone")
             number = next(self._ids)
+            try:
+                frame = frames.encode({"id": number, "op": op, **fields}, body)
+            except frames.FrameError as error:
+                raise EngineRefused(f"body: too large for the engine: {error}", "user") from error
             answer: asyncio.Future[tuple[frames.Header, bytes]] = asyncio.get_running_loop().create_future()
             self._answers[number] = answer
-            self._writer.write(frames.encode({"id": number, "op": op, **fields}, body))
+            self._writer.write(frame)
             try:
                 await self._writer.drain()
                 header, content = await answer
@@ -169,7 +173,7 @@ class EngineClient:
 
     def _end(self) -> None:
         self._lost.set()
-        self._writer.close()
+        self._writer.transport.abort()  # not `close`, which waits for a stopped engine to take what is buffered
         waiters: list[asyncio.Future[Any]] = [*self._answers.values(), *self._snapshots.values()]
         for waiting in waiters:
             if not waiting.done():

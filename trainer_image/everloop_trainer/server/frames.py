@@ -15,12 +15,14 @@ MAX_BODY_BYTES = 1 << 30
 
 
 class FrameError(Exception):
-    """The peer sent something that is no frame."""
+    """The peer sent something that is no frame, or was to be sent something that is none."""
 
 
 def encode(header: Header, body: bytes = b"") -> bytes:
-    """One frame."""
+    """One frame. Raises FrameError if it is longer than the peer would take."""
     text = json.dumps(header, separators=(",", ":")).encode()
+    if len(text) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
+        raise FrameError(f"frame of {len(text)} + {len(body)} bytes")
     return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
 
 
