@@ -153,8 +153,7 @@ class Demo:
     @staticmethod
     def reason(status: dict[str, Any]) -> str:
         """Why the session does (not) serve, in the condition's words."""
-        serving = next(c for c in status["conditions"] if c["type"] == "Serving")
-        return f"{serving['reason']}: {serving.get('message', '')}"
+        return str(next(c["message"] for c in status["conditions"] if c["type"] == "Serving"))
 
     # --- the end ---
 
