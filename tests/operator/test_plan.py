@@ -184,6 +184,44 @@ def test_pod_ahead_of_the_status_is_adopted() -> None:
     assert [deletion.name for deletion in result.delete_pods] == ["tuned-a1-0"]
 
 
+def test_story_survives_a_restart_between_pod_and_status() -> None:
+    """A restarted operator has seen the node not Ready for a moment only; that its pod is replaced says the rest."""
+    started = {"node-a": lost(seconds=0.0), "node-b": node("node-b")}
+    result = decided(serving(nodes=started, pods=(pod(), pending(2))))
+    entry = status_of(result).recoveries[-1]
+    assert (entry.id, entry.reason, entry.node) == ("a2", "NodeLost", "node-a")
+    assert [event.reason for event in result.events] == ["NodeLost", "NewAttempt"]
+    back = decided(serving(pods=(pod(), pending(2))))
+    assert [(entry.id, entry.reason) for entry in status_of(back).recoveries] == [("a2", "PodDeleted")]
+
+
+def test_node_that_turns_pods_away_does_not_use_up_the_budget() -> None:
+    """The first failed pod is replaced at once, later ones after a growing delay; one of long ago does not count."""
+    rejected = pod(3, phase="Failed", failure="UnexpectedAdmissionError: no devices")
+
+    def after_failures(*seconds: float) -> Observed:
+        failures = [text(ago(value)) for value in seconds]
+        budget = BudgetsStatus(infrastructure=BudgetStatus(used=len(failures), limit=20, failures=failures))
+        return serving(3, TrainingSessionStatus(attempt=3, budgets=budget), pods=(rejected,))
+
+    assert decided(after_failures()).create_pod is not None
+    waiting = decided(after_failures(3, 2, 1))
+    assert (waiting.create_pod, status_of(waiting).phase, status_of(waiting).attempt) == (None, "Recovering", 3)
+    assert "UnexpectedAdmissionError" in condition(waiting, "Serving")[2]
+    assert waiting.requeue_after == pytest.approx(7)
+    assert decided(after_failures(10, 9, 8)).create_pod is not None
+    assert decided(after_failures(*[1] * 19)).requeue_after == pytest.approx(59)
+    assert decided(after_failures(700, 650)).create_pod is not None
+    assert decided(replace(after_failures(3, 2, 1), nodes={"node-a": lost()})).create_pod is not None
+
+
+def test_clock_that_is_set_back_delays_nothing() -> None:
+    """What began in the future began long ago."""
+    ahead = decided(serving(nodes={"node-a": lost(seconds=-3600)}))
+    assert status_of(ahead).recoveries[-1].reason == "NodeLost"
+    assert decided(observed(refusal=Refusal("exceeded quota", ago(-3600), generation=1))).create_pod is not None
+
+
 def test_exhausted_budget_is_failed_until_it_refills() -> None:
     """No pod, the last cause in words, and the next look when the oldest failure leaves the window."""
     failures = [text(ago(80_000)), text(ago(10))]

@@ -9,7 +9,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
 from .losses import Loss
-from .observed import Observed, Pod
+from .observed import Observed, Pod, within
 
 UNREACHABLE_PATIENCE_SECONDS = 10.0
 """How long a server that served may not answer before that counts: a busy machine may delay an answer."""
@@ -88,7 +88,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
 def _serves(observed: Observed, attempt: int, pod: Pod) -> bool:
     trainer, before = observed.trainer, observed.session.status
     patient = trainer.unreachable_since is None or (
-        observed.now - trainer.unreachable_since < _seconds(UNREACHABLE_PATIENCE_SECONDS)
+        within(observed.now - trainer.unreachable_since, UNREACHABLE_PATIENCE_SECONDS)
     )
     if not patient:
         return False

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from everloop_operator.api import names
 
-from .observed import Observed, Pod
+from .observed import Observed, Pod, within
 
 AVOIDANCE_PATIENCE_SECONDS = 5.0
 """How long the scheduler may look for another node before one that failed, but is Ready again, is good enough."""
@@ -72,6 +72,11 @@ def find(
     return None
 
 
+def replaced(attempt: int, pod: Pod | None) -> Loss:
+    """The loss of an attempt that has a successor already, where its cause can't be seen any more."""
+    return Loss(names.RECOVERY_POD_DELETED, f"attempt {attempt} has been replaced", pod.node if pod else "")
+
+
 def _node_loss(observed: Observed, name: str, recorded_uid: str, node_lost_seconds: float) -> Loss | None:
     node = observed.nodes.get(name)
     if node is None:
@@ -80,7 +85,7 @@ def _node_loss(observed: Observed, name: str, recorded_uid: str, node_lost_secon
         return Loss(names.RECOVERY_NODE_GONE, f"node {name} was replaced by another of the same name", name)
     if node.out_of_service:
         return Loss(names.RECOVERY_NODE_LOST, f"node {name} is out of service", name)
-    if node.not_ready_since and observed.now - node.not_ready_since >= timedelta(seconds=node_lost_seconds):
+    if node.not_ready_since and not within(observed.now - node.not_ready_since, node_lost_seconds):
         why = f" ({node.reason})" if node.reason else ""
         return Loss(names.RECOVERY_NODE_LOST, f"node {name} is not Ready{why}", name)
     return None

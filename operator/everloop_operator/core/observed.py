@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
 from .report import TrainerReport
+
+
+def within(age: timedelta, seconds: float) -> bool:
+    """Whether something of this age, by our own clock, is younger than so many seconds.
+
+    A negative age tells that the clock was set back; nothing must wait for as long as that.
+    """
+    return timedelta(0) <= age < timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)

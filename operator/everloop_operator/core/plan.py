@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import BudgetStatus, TrainingSessionStatus
 
 from . import children, events, health, losses, recoveries, status
 from .losses import Loss
-from .observed import Observed, Pod
+from .observed import Observed, Pod, within
 
 REFUSAL_PATIENCE_SECONDS = 30.0
 """How long after a refused pod the next try is made (a quota may have been raised)."""
@@ -82,6 +83,8 @@ class Decision:
     budget: BudgetStatus
     lost: bool = False
     """Whether this attempt is over, but can't be replaced now."""
+    retry_at: datetime | None = None
+    """When it may be replaced, if only time is in the way."""
 
 
 def plan(observed: Observed, settings: Settings) -> Plan:
@@ -129,17 +132,19 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
     budget = recoveries.budget(spec.recovery.infrastructure, used, observed.now)
     template = children.template_hash(spec)
 
-    def find(attempt: int, of: Pod | None) -> Loss | None:
-        return losses.find(observed, attempt, of, template_hash=template, node_lost_seconds=settings.node_lost_seconds)
+    def find(attempt: int, of: Pod | None, node_lost_seconds: float) -> Loss | None:
+        return losses.find(observed, attempt, of, template_hash=template, node_lost_seconds=node_lost_seconds)
 
     if current == 0:
         return _next(observed, 0, None, None, budget)
-    loss = find(current, pod)
+    loss = find(current, pod, settings.node_lost_seconds)
     if loss is None:
-        # A pod that is ahead of the status was made by a pass whose status write failed: tell its story now.
-        behind = 0 < recorded.attempt < current
-        before = next((item for item in observed.pods if item.attempt == recorded.attempt), None)
-        cause = find(recorded.attempt, before) if behind else None
+        cause = None
+        if 0 < recorded.attempt < current:
+            # A pod that is ahead of the status was made by a pass that did not come to write it: tell its story now.
+            # That pass has waited for the node already, and a restarted operator no longer knows since when.
+            before = next((item for item in observed.pods if item.attempt == recorded.attempt), None)
+            cause = find(recorded.attempt, before, 0.0) or losses.replaced(recorded.attempt, before)
         if cause and cause.counted:
             budget = recoveries.with_failure(budget, observed.now)
         return Decision(current, pod, create=False, loss=cause, exhausted=False, budget=budget)
@@ -153,9 +158,15 @@ def _next(observed: Observed, current: int, pod: Pod | None, loss: Loss | None, 
     if (
         refusal
         and refusal.generation == observed.session.generation
-        and observed.now - refusal.time < timedelta(seconds=REFUSAL_PATIENCE_SECONDS)
+        and within(observed.now - refusal.time, REFUSAL_PATIENCE_SECONDS)
     ):
         return Decision(current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=loss is not None)
+    if loss and loss.reason == names.RECOVERY_POD_FAILED:
+        due = recoveries.patient_until(budget, observed.now)
+        if due and observed.now < due:
+            return Decision(
+                current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=True, retry_at=due
+            )
     if loss and loss.counted:
         budget = recoveries.with_failure(budget, observed.now)
     attempt = 1 + max(current, losses.reported_epoch(observed, pod), *observed.taken_attempts)
@@ -222,6 +233,8 @@ def _requeue_after(
         due = force_due(observed, spec, old) if old.attempt < decision.attempt else None
         if due:
             times.append(due)
+    if decision.retry_at:
+        times.append(decision.retry_at)
     if decision.exhausted:
         refill = recoveries.refills_at(spec.recovery.infrastructure, decision.budget)
         if refill:

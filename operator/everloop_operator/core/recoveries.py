@@ -11,10 +11,13 @@ from everloop_operator.api.training_session import Budget
 from everloop_operator.api.training_session_status import MAX_FAILURES, MAX_RECOVERIES, BudgetStatus, Recovery
 
 from .losses import Loss
+from .observed import within
 from .projections import format_time
 from .report import RecoveryReport, TrainerReport
 
 IN_PLACE = frozenset({names.RECOVERY_ENGINE_LOST, names.RECOVERY_SERVER_RESTARTED})
+PATIENCE_WINDOW_SECONDS = 600.0
+LONGEST_PATIENCE_SECONDS = 60.0
 REPLACED = "PodReplaced"
 """The trainer's word for taking over from a pod that was replaced."""
 
@@ -106,6 +109,19 @@ def with_failure(state: BudgetStatus, now: datetime) -> BudgetStatus:
     """One more failure used the budget."""
     failures = [*state.failures, format_time(now)][-MAX_FAILURES:]
     return state.model_copy(update={"used": len(failures), "failures": failures})
+
+
+def patient_until(state: BudgetStatus, now: datetime) -> datetime | None:
+    """When the next try is due after a pod that failed by itself; None: at once.
+
+    A node that turns every pod away (a device plugin that is not up yet) would use up the budget within seconds.
+    """
+    lately = [
+        time for time in map(datetime.fromisoformat, state.failures) if within(now - time, PATIENCE_WINDOW_SECONDS)
+    ]
+    if not lately:
+        return None
+    return lately[-1] + timedelta(seconds=min(2.0 ** len(lately), LONGEST_PATIENCE_SECONDS))
 
 
 def refills_at(limits: Budget, state: BudgetStatus) -> datetime | None:
