@@ -383,6 +383,24 @@ async def test_poller_wakes_on_news_only() -> None:
     await poller.close()
 
 
+async def test_poller_outlives_a_defect() -> None:
+    """An answer that nobody foresaw counts as none, and the next one is asked for: the old report must not stand."""
+
+    class Broken(Answers):
+        async def ask(self, ip: str, token: str) -> TrainerReport:
+            answer = await super().ask(ip, token)
+            if self.asked == 2:
+                raise ZeroDivisionError
+            return answer
+
+    trainer, seen = Broken(report()), list[str]()
+    poller = Poller(trainer, lambda key: seen.append(poller.trainer(key, "u").problem), clock)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
+    await until(lambda: trainer.asked >= 4)
+    assert seen == ["", "ZeroDivisionError", ""]
+    await poller.close()
+
+
 async def test_poller_forgets_the_old_pod() -> None:
     """A new pod starts without a report; nobody to ask ends the asking."""
     poller = Poller(Answers(report()), lambda key: None, clock)

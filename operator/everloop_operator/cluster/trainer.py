@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 from pydantic import ValidationError
 
@@ -10,6 +12,7 @@ from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop.ports import Unanswered
 
 TIMEOUT_SECONDS = 2.0
+"""For the whole answer: the image is the tenant's choice, and a trickle must not pass for silence."""
 LARGEST_REPORT = 4 << 20
 
 
@@ -25,21 +28,29 @@ class TrainerClient:
         """The report of the server at this address. Raises Unanswered."""
         host = f"[{ip}]" if ":" in ip else ip
         try:
-            answer = await self._client.get(
-                f"http://{host}:{self._port}/status", headers={"Authorization": f"Bearer {token}"}
-            )
-        except (httpx.HTTPError, OSError) as error:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                content = await self._read(f"http://{host}:{self._port}/status", token)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # TimeoutError is an OSError
             raise Unanswered(type(error).__name__) from None
-        if answer.status_code != 200:
-            raise Unanswered(f"HTTP {answer.status_code}")
-        if len(answer.content) > LARGEST_REPORT:
-            raise Unanswered("the report is too large")
         try:
-            return TrainerReport.model_validate_json(answer.content)
+            return TrainerReport.model_validate_json(content)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
             raise Unanswered(f"the report can't be read: {place}: {first['msg']}") from None
+
+    async def _read(self, url: str, token: str) -> bytes:
+        # Not compressed: a small answer must not become a large one here.
+        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        async with self._client.stream("GET", url, headers=headers) as answer:
+            if answer.status_code != 200:
+                raise Unanswered(f"HTTP {answer.status_code}")
+            content = bytearray()
+            async for chunk in answer.aiter_raw():
+                content += chunk
+                if len(content) > LARGEST_REPORT:
+                    raise Unanswered("the report is too large")
+            return bytes(content)
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import structlog
+
 from everloop_operator.core.observed import Trainer
 from everloop_operator.core.plan import Poll
 
 from .ports import Key, Now, TrainerStatus, Unanswered
+
+log = structlog.get_logger()
 
 CONCURRENT_REQUESTS = 64
 
@@ -60,6 +64,11 @@ class Poller:
             except Unanswered as error:
                 since = before.unreachable_since or self._now()
                 target.trainer = replace(before, unreachable_since=since, problem=str(error))
+            except Exception as error:
+                # A task that ended here would leave the last answer standing for ever.
+                log.exception("defect", namespace=key.namespace, session=key.name)
+                since = before.unreachable_since or self._now()
+                target.trainer = replace(before, unreachable_since=since, problem=type(error).__name__)
             if target.trainer != before:
                 self._wake(key)
             await asyncio.sleep(target.poll.every_seconds)
