@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import structlog
 
@@ -19,7 +21,7 @@ from everloop_operator.loop.execute import Executor
 from everloop_operator.loop.liveness import Liveness
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
-from everloop_operator.loop.ports import ClusterError
+from everloop_operator.loop.ports import Absent, ClusterError, Refused
 from everloop_operator.loop.resync import Resync
 from everloop_operator.loop.work_queue import WorkQueue
 from everloop_operator.loop.worker import Worker
@@ -27,6 +29,9 @@ from everloop_operator.loop.worker import Worker
 from .settings import OperatorSettings, SettingsError, read
 
 LIVENESS_PORT = 8081
+RETRY_SECONDS = 2.0
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -36,6 +41,10 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+class Stopped(Exception):
+    """The process was told to end before it had started."""
+
+
 async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ClusterError when the cluster is not fit for it, and what ends a watch."""
     cluster = kube.Kube(await kube.load_configuration())
@@ -43,8 +52,7 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     queue, cache = WorkQueue(), Cache(now)
     poller = Poller(client, queue.add, now)
     try:
-        await cluster.self_check()
-        master = await cluster.master_key(settings.release_namespace)
+        master = await _patiently(lambda: _master_key(cluster, settings.release_namespace), stop)
 
         def token(uid: str, attempt: int) -> str:
             return session_token(master, uid, attempt)
@@ -56,7 +64,7 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
         resync = Resync(cluster, cache, queue)
         alive = Liveness(queue, resync)
         # Before the first pass everything is known: a session whose pod was not listed yet would look lost.
-        await resync.once()
+        await _patiently(resync.once, stop)
         endpoint = f"http://{settings.pod_ip}:{LIVENESS_PORT}/healthz"
         log.info("started", sessions=len(cache.keys()), nodes=len(cache.nodes()))
         handlers = watch.registry(cache, queue, alive, stop)
@@ -79,6 +87,32 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
         await poller.close()
         await client.close()
         await cluster.close()
+
+
+async def _master_key(cluster: kube.Kube, namespace: str) -> bytes:
+    await cluster.self_check()
+    return await cluster.master_key(namespace)
+
+
+async def _patiently(read: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:
+    """Repeats `read` while the API server is away: a process that ended would wait for the kubelet's back-off too.
+
+    Raises:
+        Refused, Absent: a right or the CRD is missing.
+        Stopped: `stop` was set meanwhile.
+    """
+    while not stop.is_set():
+        try:
+            return await read()
+        except (Absent, Refused):
+            raise
+        except ClusterError as error:
+            log.warning("waiting for the API server", problem=str(error))
+        try:
+            await asyncio.wait_for(stop.wait(), RETRY_SECONDS)
+        except TimeoutError:
+            continue
+    raise Stopped
 
 
 async def _until(stop: asyncio.Event) -> None:
@@ -112,6 +146,8 @@ def main() -> int:
     configure_logging()
     try:
         asyncio.run(_main(read(os.environ)))
+    except Stopped:
+        log.info("stopped before the API server could be reached")
     except (SettingsError, ClusterError, ValueError) as error:
         log.error("cannot run", problem=str(error))
         return 1

@@ -153,11 +153,14 @@ class Operator:
         }
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def launch(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "everloop_operator"], env=self._environment, stdout=log, stderr=log
             )
+
+    def start(self) -> None:
+        self.launch()
         eventually("operator alive", self.alive, 30)
 
     def alive(self) -> bool:
@@ -291,6 +294,10 @@ class World:
     def run_pod(self, name: str, node: str, state: str = "Serving", **report: Any) -> FakeTrainer:
         """Binds the pod to the node and starts it, with a trainer in this state."""
         pod = self.wait_pod(name)
+        labels = pod["metadata"]["labels"]
+        session, attempt = labels[names.LABEL_SESSION], int(labels[names.LABEL_ATTEMPT])
+        # The pod is made before the status is written: until then `phase` is that of the attempt before.
+        eventually(f"attempt {attempt} in the status", lambda: self.status(session).get("attempt", 0) >= attempt)
         binding = {
             "apiVersion": "v1",
             "kind": "Binding",

@@ -35,7 +35,7 @@ APPLY = "application/apply-patch+yaml"
 SESSIONS = f"/apis/{names.API_VERSION}"
 POD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_TRAINER}"
 
-_ERRORS: dict[int, type[ClusterError]] = {403: Refused, 404: Absent, 409: Conflict, 422: Refused}
+_ERRORS: dict[int, type[ClusterError]] = {400: Refused, 403: Refused, 404: Absent, 409: Conflict, 422: Refused}
 
 
 async def load_configuration() -> Any:

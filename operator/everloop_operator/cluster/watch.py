@@ -32,6 +32,8 @@ def settings() -> kopf.OperatorSettings:
     values.scanning.disabled = True  # no rights on CRDs and namespaces are needed; the CRD is there before we start
     values.networking.request_timeout = 30
     values.networking.connect_timeout = 5
+    # An API server that is away for minutes: kopf's own delays would grow to 21 s, and then end the process.
+    values.networking.error_backoffs = (1.0, 2.0, *[3.0] * 200)
     return values
 
 

@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 
 #   ClusterError
-#    +- Refused    the API server will not have this object (403, 422); repeating it unchanged is pointless
+#    +- Refused    the API server will not have this object (400, 403, 422); repeating it unchanged is pointless
 #    +- Conflict   somebody wrote in between (409); observe again
 #    +- Absent     there is no such object (404)
 

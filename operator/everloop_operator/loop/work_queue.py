@@ -8,7 +8,8 @@ import random
 from .ports import Key
 
 FIRST_BACKOFF_SECONDS = 0.5
-LONGEST_BACKOFF_SECONDS = 60.0
+LONGEST_BACKOFF_SECONDS = 15.0
+"""What fails because the API server is away should not wait much longer than that."""
 
 
 class WorkQueue:
