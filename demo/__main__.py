@@ -216,15 +216,18 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupted)
     demo = Demo(arguments)
+    keep = arguments.keep
     try:
         return 0 if demo.play() else 1
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        keep = False
+        print("\ninterrupted: taking the cluster down", file=sys.stderr)
         return 130
     finally:
-        if arguments.keep:
+        if keep:
             demo.leave()
         else:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half a cluster
             demo.tidy()
 
 

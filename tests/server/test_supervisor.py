@@ -143,6 +143,7 @@ def test_an_engine_outlives_its_spare_and_is_reaped(tree: Tree) -> None:
     assert alive(engine)
     eventually(lambda: engine in children(tree.process.pid), "the engine was adopted", 5)
     kill_process(engine)
+    kill_process(tree.await_said("engine started", 2)[-1])
     eventually(lambda: not Path(f"/proc/{engine}").exists(), "the engine was reaped", 5)
 
 
