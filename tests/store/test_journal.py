@@ -127,6 +127,22 @@ async def test_a_failed_flush_is_final() -> None:
             await journal.check_fence()
 
 
+async def test_any_other_failure_is_final_too() -> None:
+    """Whatever ends a write, nobody waits for ever, and nothing is appended behind bytes that nobody knows."""
+    files = CrashFiles(Disk())
+
+    def exhaust() -> None:
+        raise MemoryError
+
+    async with opened(files) as journal:
+        files.on_flush = exhaust
+        with pytest.raises(StorageFailed, match="MemoryError"):
+            await asyncio.wait_for(journal.append(accept(1))[1], 10)
+        files.on_flush = None
+        with pytest.raises(StorageFailed):
+            journal.append(accept(2))
+
+
 async def test_the_fence_is_read_after_the_flush() -> None:
     """A newer incarnation that claims while we flush may have read the journal before: no acknowledgement."""
     disk = Disk()

@@ -172,6 +172,26 @@ async def test_two_snapshots_are_kept_and_the_leavings_of_the_dead_go() -> None:
     await store.journal.close()
 
 
+async def test_a_snapshot_may_be_deleted_while_others_are_listed() -> None:
+    """A deletion for an engine's last snapshot is no failure of the storage for who restores the model meanwhile."""
+    disk = Disk()
+    store = await opened(disk)
+    for seq in (1, 2, 3):
+        await stored(store, disk, seq)
+    files = store.states._files
+    assert isinstance(files, CrashFiles)
+    listing = files.list
+
+    def list_then_delete(path: str) -> list[str]:
+        names = listing(path)
+        files.delete(f"{path}/1-1")
+        return names
+
+    files.list = list_then_delete  # type: ignore[method-assign]
+    assert [manifest.seq for manifest in await store.states.snapshots(A)] == [3, 2]
+    await store.journal.close()
+
+
 async def test_each_engine_writes_to_places_of_its_own() -> None:
     """A lost engine may still be writing: the next one never meets its file."""
     store = await opened(Disk())

@@ -87,14 +87,14 @@ class JournalWriter:
         while self._queue and self._failure is None:
             batch, self._queue = self._queue, []
             durable = any(waiting.durable for waiting in batch)
-            data = b"".join(waiting.frame for waiting in batch)
             end = self._end  # nothing is enqueued between taking the queue and reading this
             try:
+                data = b"".join(waiting.frame for waiting in batch)
                 await loop.run_in_executor(self._executor, self._write, data, durable)
             except Fenced as fenced:
                 self._fail(fenced, batch)
-            except OSError as error:
-                self._fail(StorageFailed(f"{layout.journal(self._number)}: {error}"), batch)
+            except Exception as error:  # noqa: BLE001 - whatever it was, what is on disk now is no longer known
+                self._fail(StorageFailed(f"{layout.journal(self._number)}: {error!r}"), batch)
             else:
                 if durable:
                     self._flushed = end

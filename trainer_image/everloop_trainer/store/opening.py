@@ -90,7 +90,7 @@ async def open_store(files: Files, claimant: Claimant, time: str) -> OpenedStore
     journal = JournalWriter(files, incarnation.number, {sealed.incarnation: sealed.length for sealed in seals})
     opening = Open(incarnation.number, incarnation.attempt, incarnation.boot, incarnation.pod_uid, seals, time)
     try:
-        await journal.append(opening)[1]
+        await asyncio.shield(journal.append(opening)[1])
     except BaseException:
         await journal.close()
         raise

@@ -135,10 +135,12 @@ class StoredStates:
         counting = []
         for key in self._files.list(directory):
             path = f"{directory}/{key}/{layout.MANIFEST}"
-            if not self._files.exists(path):
+            try:
+                with self._files.open_read(path) as file:
+                    content = file.read()
+            except FileNotFoundError:  # not written yet, or deleted this moment: an older engine's last snapshot came
                 continue
-            with self._files.open_read(path) as file:
-                manifest = _from_json(file.read(), key, path)
+            manifest = _from_json(content, key, path)
             if manifest is not None and manifest.model == model and self._journal.counts(manifest.stands_on):
                 counting.append(manifest)
         return counting
