@@ -30,7 +30,7 @@ class Bindings:
         if resource is None:
             return None
         binding = _from_config_map(resource)
-        return None if binding.id != stream.id else self._remember(binding)
+        return None if binding is None or binding.id != stream.id else self._remember(binding)
 
     async def ensure(self, stream: Stream, binding: Binding) -> Binding:
         """Create a binding, or adopt the one that is there. Raises ApiUnavailable, ApiRefused."""
@@ -87,8 +87,11 @@ def _to_config_map(stream: Stream, binding: Binding) -> dict[str, Any]:
     }
 
 
-def _from_config_map(resource: dict[str, Any]) -> Binding:
-    data = resource["data"]
+def _from_config_map(resource: dict[str, Any]) -> Binding | None:
+    """The binding in a ConfigMap; None where somebody else has made one of that name."""
+    data = resource.get("data") or {}
+    if not data.keys() >= {"id", "session", "uid", "baseModel", "keyId"}:
+        return None
     return Binding(
         id=data["id"],
         namespace=resource["metadata"]["namespace"],

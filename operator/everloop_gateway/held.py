@@ -22,6 +22,8 @@ from everloop_gateway.upstream import Answer, Progress
 from everloop_gateway.wire import JSON
 
 SERVICE_UNAVAILABLE = 503
+# A 5xx at once makes a client that polls spin: whatever defect it is, it is told slowly.
+DEFECT_SECONDS = 5.0
 
 
 class HeldResponse:
@@ -70,6 +72,8 @@ class HeldResponse:
             seconds = step.seconds if isinstance(step, KeepWaiting) else 0.0
             await asyncio.wait([work, gone, drain], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
+                if work.exception() is not None:
+                    await asyncio.wait([gone, drain], timeout=DEFECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 await _send_answer(send, work.result())
             elif gone.done():
                 pass

@@ -24,7 +24,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object. Raises UndecodableBody."""
     try:
         value = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UndecodableBody(f"body: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise UndecodableBody("body: not a JSON object")
