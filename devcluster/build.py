@@ -10,6 +10,7 @@ import fcntl
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,7 +45,32 @@ def say_on_stderr(line: str) -> None:
 
 def cache_directory() -> Path:
     """Return the directory that holds everything built."""
-    return Path(os.environ.get("EVERLOOP_CACHE") or "/var/cache/everloop")
+    cache = Path(os.environ.get("EVERLOOP_CACHE") or "/var/cache/everloop")
+    if not cache.is_absolute():
+        raise BuildError(f"EVERLOOP_CACHE={cache}: must be an absolute path")
+    return cache
+
+
+@functools.cache
+def go_environment() -> dict[str, str]:
+    """Return the environment of Go's commands: its own caches, or ours where it can't write its own (no home)."""
+    own = json.loads(_run_go(["env", "-json", "GOCACHE", "GOMODCACHE"], Path("/"), dict(os.environ)))
+    if all(_can_write(place) for place in own.values()):
+        return dict(os.environ)
+    ours = cache_directory() / "go"
+    return {**os.environ, "GOPATH": str(ours), "GOMODCACHE": str(ours / "mod"), "GOCACHE": str(ours / "build")}
+
+
+def _can_write(place: str) -> bool:
+    """Whether a directory can be written to, or made."""
+    path = Path(place)
+    if not path.is_absolute():  # "off" or "": Go found no place
+        return False
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK)
 
 
 @functools.cache
@@ -109,7 +135,7 @@ def ensure_helm(say: Say = say_on_stderr) -> Path:
                 with _staging(target.parent) as directory:
                     say(f"helm: building {HELM_VERSION} from its Go module; this happens once")
                     command = ["go", "install", "-v", "-trimpath", f"helm.sh/helm/v4/cmd/helm@{HELM_VERSION}"]
-                    environment = {**os.environ, "GOBIN": str(directory)}
+                    environment = {**go_environment(), "GOBIN": str(directory)}
                     _compile("helm", command, Path("/"), environment, "some 900", say)
     return target
 
@@ -124,7 +150,7 @@ def _build_kube(directory: Path, say: Say) -> None:
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     flags = " ".join(["-s", "-w", *(f"-X {stamp}.{key}={value}" for key, value in values.items())])
     command = ["go", "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags]
-    _compile("kube", [*command, "-o", str(directory / "kube"), "."], SOURCES, dict(os.environ), str(total), say)
+    _compile("kube", [*command, "-o", str(directory / "kube"), "."], SOURCES, go_environment(), str(total), say)
     for name in LINKS:
         (directory / name).symlink_to("kube")
     (directory / "proto").mkdir()
@@ -175,8 +201,12 @@ def _compile(name: str, command: list[str], cwd: Path, environment: dict[str, st
 
 
 def _go(*arguments: str, cwd: Path = Path("/")) -> str:
+    return _run_go(arguments, cwd, go_environment())
+
+
+def _run_go(arguments: Sequence[str], cwd: Path, environment: dict[str, str]) -> str:
     try:
-        done = subprocess.run(["go", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+        done = subprocess.run(["go", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     except FileNotFoundError as e:
         raise BuildError("go: not found; Go >= 1.26 is needed to build the local cluster") from e
     if done.returncode != 0:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from devcluster import build
 from devcluster.agent.endpoints import named_services, routes
 from devcluster.components import components
 from devcluster.cri.images import Images, parse_images
@@ -168,6 +169,25 @@ def test_binaries_must_be_seen_by_kubelets() -> None:
     check_seen_by_kubelets(Path("/var/cache/everloop/kube/x"))
     with pytest.raises(ClusterError, match="EVERLOOP_CACHE"):
         check_seen_by_kubelets(Path("/var/lib/everloop/kube/x"))
+
+
+def test_go_keeps_its_caches_with_ours_where_it_has_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that can't be written, or none, is no obstacle to a build."""
+    monkeypatch.setenv("EVERLOOP_CACHE", str(tmp_path))
+    for name in ("GOCACHE", "GOMODCACHE", "GOPATH", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert "GOCACHE" not in build.go_environment.__wrapped__()
+    for home in ("/proc/nowhere", ""):
+        monkeypatch.setenv("HOME", home)
+        assert build.go_environment.__wrapped__()["GOCACHE"] == str(tmp_path / "go" / "build")
+
+
+def test_relative_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go would make it below the sources."""
+    monkeypatch.setenv("EVERLOOP_CACHE", "cache")
+    with pytest.raises(build.BuildError, match="absolute"):
+        build.cache_directory()
 
 
 def test_links_in_a_container_stay_inside(tmp_path: Path) -> None:
