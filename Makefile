@@ -69,6 +69,10 @@ verify: crds ## regenerate, and fail if that changed a file
 status: ## show what EVERLOOP_CACHE holds, and how large it is
 	@$(bootstrap) status
 
+.PHONY: prune
+prune: ## remove from EVERLOOP_CACHE what these sources no longer use, and nobody runs
+	@$(bootstrap) prune
+
 .PHONY: clean
 clean: ## remove what tools left in the checkout
 	@rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

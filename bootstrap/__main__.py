@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bootstrap import interpreter, layout, stage, status
+from bootstrap import interpreter, layout, prune, stage, status
 from bootstrap.environments import NAMES, Environments
 from bootstrap.layout import BootstrapError
 from bootstrap.lock import exclusive
@@ -28,6 +29,10 @@ def _exec(environments: Environments, name: str, command: Sequence[str]) -> None
         "EVERLOOP_CACHE": str(environments.cache),
     }
     os.execvpe(command[0], list(command), environment)
+
+
+def _environments(cache: Path) -> Environments:
+    return Environments(cache, interpreter.choose(cache, Progress(cache)))
 
 
 def clean(cache: Path) -> None:
@@ -52,11 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     execute.add_argument("environment", choices=NAMES)
     execute.add_argument("arguments", nargs=argparse.REMAINDER, metavar="COMMAND")
     commands.add_parser("status", help="show what the cache holds, and how large it is")
+    commands.add_parser("prune", help="remove what neither the present sources nor a running process uses")
     commands.add_parser("clean", help="remove all that was made in the cache")
     given = parser.parse_args(arguments)
 
     os.umask(0o022)  # containers run as uid 1000 and read what lies in the cache
     sys.dont_write_bytecode = True
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no child may go on building what the next run repeats
     try:
         cache = layout.cache_directory()
         if given.command == "ensure":
@@ -68,8 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.command == "clean":
             with exclusive(cache):
                 clean(cache)
+        elif given.command == "prune":
+            with exclusive(cache):
+                prune.prune(_environments(cache))
         else:
-            status.show(Environments(cache, interpreter.choose(cache, Progress(cache))))
+            status.show(_environments(cache))
     except BootstrapError as error:
         print(f"everloop: {error}", file=sys.stderr)
         return 1

@@ -34,6 +34,11 @@ class Environments:
         key = content_hash([REQUIREMENTS / f"{name}.txt"], self.python.version_text, str(self.python.executable))
         return self.cache / "venvs" / f"{name}-{key}"
 
+    @property
+    def uv_directory(self) -> Path:
+        """Where uv lies, installed or not."""
+        return self.cache / "tools" / f"uv-{content_hash([REQUIREMENTS / 'uv.txt'])}"
+
     def is_ready(self, name: str) -> bool:
         """Whether the environment `name` is installed."""
         return is_complete(self.directory(name))
@@ -78,7 +83,7 @@ class Environments:
     def _uv(self, log: Path) -> Path:
         """Return the uv binary, installed by pip on first use."""
         requirements = REQUIREMENTS / "uv.txt"
-        directory = self.cache / "tools" / f"uv-{content_hash([requirements])}"
+        directory = self.uv_directory
         binary = directory / "bin" / "uv"
         if is_complete(directory):
             return binary

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.environments import Environments
-from bootstrap.layout import REPOSITORY, content_hash, is_complete, mark_complete, source_files
+from bootstrap.layout import REPOSITORY, content_hash, is_complete, mark_complete, replace_text, source_files
 from bootstrap.progress import Progress
 
 OPERATOR_IMAGE = "everloop-operator:dev"
@@ -79,9 +79,7 @@ def ensure(environments: Environments, progress: Progress) -> Path:
             mark_complete(root)
     target = images_file(environments)
     if not target.is_file():
-        fresh = target.with_suffix(".new")
-        fresh.write_text(_text(environments))
-        fresh.rename(target)
+        replace_text(target, _text(environments))
     return target
 
 

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.layout import BootstrapError, first_closed_directory
+from bootstrap.layout import BootstrapError, first_closed_directory, replace_text
 from bootstrap.progress import Progress
 
 MINIMUM = (3, 11)
@@ -83,16 +83,13 @@ def choose(cache: Path, progress: Progress) -> Interpreter:
         if not found:
             raise BootstrapError(f"no Python >= {MINIMUM[0]}.{MINIMUM[1]} on PATH")
         chosen = copy(found[0], cache, progress)
-    memo.write_text(
-        json.dumps(
-            {
-                "executable": str(chosen.executable),
-                "version": chosen.version,
-                "base_prefix": str(chosen.base_prefix),
-                "modified": chosen.executable.stat().st_mtime_ns,
-            }
-        )
-    )
+    kept = {
+        "executable": str(chosen.executable),
+        "version": chosen.version,
+        "base_prefix": str(chosen.base_prefix),
+        "modified": chosen.executable.stat().st_mtime_ns,
+    }
+    replace_text(memo, json.dumps(kept))
     return chosen
 
 

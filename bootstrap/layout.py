@@ -15,8 +15,8 @@ COMPLETE = ".complete"
 """Written last into whatever the cache holds; without it the thing is half made and gets removed."""
 
 CONTENTS = (
-    *("downloads", "helm", "images", "kube", "logs", "models", "python", "tools", "uv-cache", "venvs"),
-    *(".helm.lock", ".kube.lock", "lock", "python.json"),
+    *("downloads", "go", "helm", "images", "kube", "logs", "models", "python", "tools", "uv-cache", "venvs"),
+    *(".helm.lock", ".kube.lock", ".python.json.new", "lock", "python.json"),
 )
 """Everything that is ever made directly in the cache."""
 
@@ -72,6 +72,13 @@ def source_files(top: Path) -> list[Path]:
         subdirectories[:] = [name for name in subdirectories if name != "__pycache__" and not name.startswith(".")]
         found += [Path(directory, name) for name in names if not name.startswith(".") and not name.endswith(".pyc")]
     return found
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all, whenever this process ends."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
+    fresh.rename(path)
 
 
 def is_complete(directory: Path, key: str = "") -> bool:

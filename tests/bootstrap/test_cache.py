@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from bootstrap import layout
+from bootstrap import cluster, interpreter, layout, prune
 from bootstrap.__main__ import clean, main
+from bootstrap.environments import Environments
 from bootstrap.layout import BootstrapError
 from bootstrap.progress import Progress, clock, run, size
+from devcluster.processes import start_ticks
 
 
 @pytest.fixture
@@ -111,6 +114,53 @@ def test_clean_removes_ours_only(cache: Path) -> None:
     (cache / "letter.txt").unlink()
     clean(cache)
     assert not cache.exists()
+
+
+def test_prune_keeps_what_is_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What these sources use, what a running process names and what is being built stay; the rest goes."""
+    environments = Environments(cache, interpreter.Interpreter(Path(sys.executable), (3, 11, 0), Path(sys.prefix)))
+    monkeypatch.setattr(cluster.Binaries, "locate", lambda: cluster.Binaries(cache / "kube/a/k", cache / "helm/v1/h"))
+    present = [*prune.wanted(environments), cache / "kube" / ".b.x1", cache / "venvs" / "tests-running"]
+    gone = [cache / "venvs" / "tests-old", cache / "kube" / "b", cache / "images" / "everloop-operator-old"]
+    for directory in [*present, *gone]:
+        directory.mkdir(parents=True)
+    (cache / "images" / "images-old.json").write_text("[]")
+    command = [sys.executable, "-c", "input()", str(cache / "venvs" / "tests-running" / "bin")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        try:
+            prune.prune(environments)
+        finally:
+            process.communicate()
+    assert all(path.exists() for path in present)
+    assert not [path for path in [*gone, cache / "images" / "images-old.json"] if path.exists()]
+    assert "in use   venvs/tests-running" in capsys.readouterr().out
+
+
+def test_terminated_run_leaves_no_child(cache: Path) -> None:
+    """SIGTERM ends what is being built too: nothing writes on into what the next run makes anew."""
+    code = (
+        "import sys; from bootstrap import __main__, stage\n"
+        "from bootstrap.progress import run\n"
+        "from pathlib import Path\n"
+        "child = [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(600)']\n"
+        f"stage.ensure = lambda *_: run(child, Path({str(cache / 'log')!r}))\n"
+        "sys.exit(__main__.main(['ensure', 'lint']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=layout.REPOSITORY, stderr=subprocess.PIPE, text=True)
+    log = cache / "log"
+    give_up = time.monotonic() + 20
+    while not (log.exists() and (lines := log.read_text().splitlines()) and lines[-1].isdigit()):
+        assert process.poll() is None
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+    process.terminate()
+    assert "stopped" in process.communicate(timeout=20)[1]
+    assert process.returncode == 130
+    while start_ticks(int(lines[-1])) is not None:  # killed, but the kernel may still be at it
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
 
 
 def test_errors_end_with_status_one(
