@@ -1,0 +1,29 @@
+"""What the tests stand on, as the bootstrap prepared it: binaries, the base model, the client's environment."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from bootstrap import stage
+
+
+@functools.cache
+def prepared() -> stage.Ready:
+    """Where everything lies; makes what is missing."""
+    return stage.prepare()
+
+
+def client_python() -> str:
+    """Interpreter of the environment that holds the tinker SDK and nothing of ours."""
+    return str(prepared().client_python)
+
+
+def kube_binary() -> Path:
+    """The one Kubernetes binary; kubectl is a link to it."""
+    return prepared().kubectl.resolve()
+
+
+def base_model() -> Path:
+    """SmolLM2-135M-Instruct as a transformers directory."""
+    return prepared().model
