@@ -79,7 +79,8 @@ class Engine:
         while True:
             header, body = framing.receive(self.socket)
             if "event" in header:
-                self.events.append(header)
+                if header["event"] != "alive":
+                    self.events.append(header)
                 continue
             assert header["id"] == number
             if not header["ok"]:
@@ -90,11 +91,12 @@ class Engine:
         return self.answer(self.send(op, body, **fields))
 
     def event(self) -> dict[str, Any]:
-        """The next event."""
-        if not self.events:
+        """The next event that is more than a sign of life."""
+        while not self.events:
             header, _ = framing.receive(self.socket)
             assert "event" in header
-            return header
+            if header["event"] != "alive":
+                return header
         return self.events.pop(0)
 
     def step(self, model: str, seq: int, body: bytes, **adam: float) -> tuple[bytes, dict[str, float]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from everloop_trainer.basefiles import files_sha256, remembered_files_sha256
-from everloop_trainer.server import frames
+from everloop_trainer.server import engine_client, frames
 from everloop_trainer.server.engine_client import EngineClient, EngineLost, SpareSocket
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
@@ -103,6 +107,47 @@ async def test_a_killed_engine_fails_every_waiting_call(engine: EngineClient) ->
     await asyncio.wait_for(engine.wait_lost(), 1)
     with pytest.raises(EngineLost):
         await engine.drop("m")
+
+
+async def test_a_frozen_engine_is_killed(spare: SpareSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped for good is lost like a killed one, even while a request waits to be taken."""
+    monkeypatch.setattr(engine_client, "LISTEN_SECONDS", 0.1)
+    monkeypatch.setattr(engine_client, "SILENT_CHECKS", 3)
+    frozen = await spare.connect()
+    os.kill(frozen.pid, signal.SIGSTOP)
+    with pytest.raises(EngineLost):
+        await asyncio.wait_for(frozen.forward_backward("m", 1, False, bytes(8 << 20)), 10)
+    await asyncio.wait_for(frozen.wait_lost(), 1)
+    eventually(lambda: not alive(frozen.pid), "the engine was killed", 5)
+    await frozen.close()
+
+
+async def test_an_engine_that_works_is_heard(engine: EngineClient) -> None:
+    """An idle engine, too, says that it lives, well before it would be taken for frozen."""
+    before = engine._received
+    async with asyncio.timeout(engine_client.LISTEN_SECONDS * engine_client.SILENT_CHECKS / 4):
+        while engine._received == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+LISTENER = (
+    "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); time.sleep(60)"
+)
+
+
+async def test_a_frozen_spare_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes connections and never gives an engine is ended, so that the supervisor starts another."""
+    monkeypatch.setattr(engine_client, "HELLO_SECONDS", 0.3)
+    path = tmp_path / "spare.sock"
+    with subprocess.Popen([sys.executable, "-c", LISTENER, str(path)]) as silent:
+        try:
+            spare = SpareSocket(path, tinymodel.NAME, "")
+            eventually(path.exists, "the socket", 10)
+            with pytest.raises(TimeoutError):
+                await spare.connect()
+            assert silent.wait(5) == -signal.SIGKILL
+        finally:
+            silent.kill()
 
 
 async def test_a_snapshot_that_cannot_be_written_is_refused(engine: EngineClient, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 _FROZEN_ADAPTERS = 4
 _LONGEST_ERROR = 2000
+BEAT_SECONDS = 2.0
+"""How often an engine says that it lives; a server that hears nothing for long takes it for frozen."""
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -72,6 +74,7 @@ class Worker:
         threading.Thread(target=self._write_snapshots, daemon=True).start()
         try:
             self._send(self._hello())
+            threading.Thread(target=self._beat, daemon=True).start()
             while True:
                 header, body = framing.receive(self._connection)
                 self._answer(header, body)
@@ -180,6 +183,15 @@ class Worker:
             else:
                 _log.info("snapshot %s: %d bytes in %.2f s", path, written.bytes, time.monotonic() - started)
                 self._send({"event": "written", **event, **asdict(written)})
+
+    def _beat(self) -> None:
+        """Say now and then that the process runs, also during a long step; ends with the connection."""
+        while True:
+            time.sleep(BEAT_SECONDS)
+            try:
+                self._send({"event": "alive"})
+            except OSError:
+                return
 
     def _sample(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         adapter = None if header["weights"] is None else self._frozen_adapter(header)

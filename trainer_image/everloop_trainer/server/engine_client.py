@@ -1,6 +1,7 @@
 """The server's end of an engine: requests over the unix socket of the spare, one engine per connection.
 
-End of file means that the engine is gone: every waiting call then raises `EngineLost`.
+End of file means that the engine is gone: every waiting call then raises `EngineLost`. So does silence: an engine says
+every few seconds that it lives, and one that stopped doing so is killed, as nobody else would.
 """
 
 from __future__ import annotations
@@ -8,6 +9,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
+import signal
+import socket
+import struct
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -21,7 +26,12 @@ from everloop_trainer.session.ports import FrozenWeights, Lora, Parts, Written
 
 HELLO_SECONDS = 60.0
 """How long a freshly forked engine may take to say what it is."""
+LISTEN_SECONDS = 2.0
+SILENT_CHECKS = 30
+"""An engine is frozen if nothing was heard of it in so many checks, one after another. Checks are counted instead of
+seconds: while this process is stopped itself, nobody is listening."""
 
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _log = structlog.get_logger(__name__)
 
 
@@ -41,7 +51,9 @@ class EngineClient:
         self._lost = asyncio.Event()
         self._answers: dict[int, asyncio.Future[tuple[frames.Header, bytes]]] = {}
         self._snapshots: dict[str, asyncio.Future[Written]] = {}
+        self._received = 0
         self._receiver = asyncio.create_task(self._receive(), name=f"engine-{self._pid}")
+        self._listener = asyncio.create_task(self._listen(), name=f"engine-{self._pid}-listener")
 
     @property
     def pid(self) -> int:
@@ -119,7 +131,8 @@ class EngineClient:
     async def close(self) -> None:
         """Closes the socket, upon which the engine exits. Never raises."""
         self._receiver.cancel()
-        await asyncio.wait([self._receiver])
+        self._listener.cancel()
+        await asyncio.wait([self._receiver, self._listener])
         self._end()
 
     async def _request(self, op: str, body: bytes = b"", **fields: Any) -> tuple[frames.Header, bytes]:
@@ -149,8 +162,10 @@ class EngineClient:
         try:
             while True:
                 header, body = await frames.read(self._reader)
+                self._received += 1
                 if "event" in header:
-                    self._on_event(header)
+                    if header["event"] != "alive":
+                        self._on_event(header)
                     continue
                 answer = self._answers.get(int(header["id"]))
                 if answer is not None and not answer.done():
@@ -160,6 +175,18 @@ class EngineClient:
         except (frames.FrameError, KeyError, ValueError) as error:
             _log.error("engine let go: it broke the protocol", engine_pid=self._pid, error=repr(error))
         finally:
+            self._end()
+
+    async def _listen(self) -> None:
+        """Kill the engine once it has been silent for too long: a frozen process never ends by itself."""
+        silent = 0
+        while silent < SILENT_CHECKS:
+            before = self._received
+            await asyncio.sleep(LISTEN_SECONDS)
+            silent = 0 if self._received != before else silent + 1
+        if not self._lost.is_set():
+            _log.error("engine killed: it is frozen", engine_pid=self._pid)
+            _kill(self._pid)
             self._end()
 
     def _on_event(self, header: frames.Header) -> None:
@@ -199,8 +226,14 @@ class SpareSocket:
         """
         reader, writer = await asyncio.open_unix_connection(str(self.path))
         try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                hello, _ = await frames.read(reader)
+            try:
+                async with asyncio.timeout(HELLO_SECONDS):
+                    hello, _ = await frames.read(reader)
+            except TimeoutError:
+                spare = _peer(writer)
+                _log.error("spare killed: it is frozen, or its engine is", spare_pid=spare)
+                _kill(spare)  # the supervisor starts another one
+                raise
             said = hello.get("base_model"), hello.get("files_sha256")
             if hello.get("event") != "hello" or said != (self.base_model, self.files_sha256):
                 raise ConnectionError(f"the spare loaded {said}, not {(self.base_model, self.files_sha256)}")
@@ -208,6 +241,20 @@ class SpareSocket:
         except BaseException:
             writer.close()
             raise
+
+
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """Process id of whoever listens at the other end."""
+    credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])
+
+
+def _kill(pid: int) -> None:
+    """End a process of this pod that holds a connection of ours, so that its number is still its own."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 def _written(header: frames.Header) -> Written:
