@@ -44,6 +44,11 @@ test: ## linters, types and all tests
 	@$(MAKE) lint
 	@$(in_tests) pytest -v -p no:cacheprovider --durations=15 $(TESTS)
 
+.PHONY: soak
+soak: ## kill at random N times (default 20) under one loop, compare with an unbroken run; SEED=...
+	@$(bootstrap) ensure test
+	@$(in_tests) python -m tests.soak --kills $(or $(N),20) $(if $(SEED),--seed $(SEED))
+
 .PHONY: lint
 lint: ## formatting, linting, types, import rules
 	@$(in_tests) ruff format --check

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from demo.install import BASE_MODEL
-from tests.e2e.conftest import NAMESPACE, Everloop
+from tests.e2e.world import NAMESPACE, Everloop
 
 pytestmark = pytest.mark.cluster
 

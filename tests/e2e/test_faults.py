@@ -16,8 +16,8 @@ import pytest
 from demo import adapters, faults
 from demo.loop import Loop, loss_of
 from demo.moments import Running, applied_steps
-from tests.e2e.conftest import NAMESPACE, SESSION, Everloop
 from tests.e2e.waiting import eventually
+from tests.e2e.world import NAMESPACE, SESSION, Everloop
 
 pytestmark = pytest.mark.cluster
 
@@ -145,17 +145,13 @@ def story(everloop: Everloop) -> Story:
     finally:
         plain.stop()
 
-    def saved(name: str, step: int) -> dict[str, adapters.Tensor]:
-        path = next(e["path"] for e in everloop.ledger(name) if e["event"] == "saved" and e["step"] == step)
-        return adapters.read_tensors(adapters.checkpoint_file(everloop.lineage_root, path))
-
     return Story(
         strikes,
         journal,
         everloop.ledger("broken"),
-        saved("broken", STEPS),
-        saved("broken", 0),
-        saved("unbroken", STEPS),
+        everloop.adapter("broken", STEPS),
+        everloop.adapter("broken", 0),
+        everloop.adapter("unbroken", STEPS),
         describe,
     )
 

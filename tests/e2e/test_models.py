@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from demo import adapters
-from tests.e2e.conftest import Everloop
+from tests.e2e.world import Everloop
 
 pytestmark = pytest.mark.cluster
 

@@ -22,6 +22,7 @@ parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--length", type=int, default=48)
 parser.add_argument("--name", required=True)
 parser.add_argument("--ledger", required=True)
+parser.add_argument("--until", help="end after the step in which this file appears")
 parser.add_argument("--pause-every", type=int, default=0, help="wait for a line on stdin after so many steps")
 args = parser.parse_args()
 
@@ -58,7 +59,9 @@ models = {
 for rank, model in models.items():
     note(event="model", rank=rank, model_id=model.model_id)
     note(event="saved", rank=rank, step=0, path=model.save_state(f"{args.name}-initial").result().path)
-for step in range(1, args.steps + 1):
+step = 0
+while step < args.steps and not (args.until and pathlib.Path(args.until).exists()):
+    step += 1
     for rank, model in models.items():
         forward_backward = model.forward_backward(batch(step), "cross_entropy")
         rate = 1e-3 * (1 + step % 3)
@@ -73,7 +76,7 @@ for step in range(1, args.steps + 1):
     if args.pause_every and step % args.pause_every == 0 and step < args.steps:
         sys.stdin.readline()
 for rank, model in models.items():
-    note(event="saved", rank=rank, step=args.steps, path=model.save_state(args.name).result().path)
+    note(event="saved", rank=rank, step=step, path=model.save_state(args.name).result().path)
 sampler = models[args.ranks[0]].save_weights_and_get_sampling_client().result()
 prompt = types.ModelInput.from_ints([1000, 1001, 1002])
 sample = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=8, temperature=1.0, seed=3)).result()

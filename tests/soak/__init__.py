@@ -1,0 +1,1 @@
+"""Random kills for as long as asked."""
