@@ -53,14 +53,19 @@ class Soak:
 
     def strike(self) -> str:
         """Wait a random while, kill a random victim, and report whether an operation ran then."""
-        time.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_SECONDS))  # the moment is what is drawn, not waited for
-        victims = self.victims()
-        victim = self._rng.choice(list(victims))
-        now = running(self._everloop.journal())
-        self.in_operation += now is not None
-        victims[victim]()
-        self.struck[victim] += 1
-        return f"{victim}" + (f" during {now.kind} {now.number}" if now else " while nothing ran")
+        while True:
+            time.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_SECONDS))  # the moment is what is drawn, not waited for
+            victims = self.victims()
+            victim = self._rng.choice(list(victims))
+            now = running(self._everloop.journal())
+            try:
+                victims[victim]()
+            except LookupError as absent:  # down already from the fault before
+                print(f"           missed: {absent}", flush=True)
+                continue
+            self.in_operation += now is not None
+            self.struck[victim] += 1
+            return victim + (f" during {now.kind} {now.number}" if now else " while nothing ran")
 
     def heal(self) -> None:
         """Bring lost nodes back, and wait until the session serves."""
@@ -91,10 +96,7 @@ class Soak:
     def _kill_inside(self, role: str) -> None:
         now = running(self._everloop.journal())
         pids = self._everloop.cluster.container_pids(self._pod()["name"], NAMESPACE)
-        try:
-            faults.kill(pids, role, now.engine if now else None)
-        except LookupError:  # it is down already from the fault before, or no engine is known: a miss
-            self.struck["missed"] += 1
+        faults.kill(pids, role, now.engine if now else None)
 
     def _delete_pod(self) -> None:
         self._everloop.tools.kube(
