@@ -24,6 +24,8 @@ POLL_SECONDS = 35.0
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 1.0
 API_PAUSE_SECONDS = 0.5
+# Names the incarnation that a call is meant for, and in the answer the pod that gave it.
+POD_UID_HEADER = "X-Everloop-Pod-UID"
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +123,7 @@ class Upstream:
         incarnation = target.incarnation
         headers = {
             "Authorization": f"Bearer {tokens.session_token(self._master(), target.uid, incarnation.attempt)}",
-            "X-Everloop-Pod-UID": incarnation.pod_uid,
+            POD_UID_HEADER: incarnation.pod_uid,
             "Content-Type": call.content_type,
             "Accept": call.accept,
             "Accept-Encoding": "identity",
@@ -136,11 +138,20 @@ class Upstream:
             return f"no answer within {limit:.0f} s"
         except httpx.TransportError as error:
             return type(error).__name__
-        if is_definitive(response.status_code):
+        # Without its name on it the answer is a refusal at the pod's door, or the pod is gone and its address was given
+        # to somebody else.
+        signed = response.headers.get(POD_UID_HEADER) == incarnation.pod_uid
+        if signed and is_definitive(response.status_code):
             content_type = response.headers.get("content-type", "application/json")
             return Answer(response.status_code, content_type, response.content)
         if response.status_code not in (421, 502, 503):
-            log.error("session pod fails", path=call.path, status=response.status_code, pod_uid=incarnation.pod_uid)
+            log.error(
+                "session pod fails",
+                path=call.path,
+                status=response.status_code,
+                signed=signed,
+                pod_uid=incarnation.pod_uid,
+            )
         return f"HTTP {response.status_code}"
 
     async def _replaced(self, key: tuple[str, str], incarnation: Incarnation) -> None:

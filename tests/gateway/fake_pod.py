@@ -3,7 +3,8 @@
     fake_pod.py IP POD_UID TOKEN LEDGER
 
 The ledger is a JSON-lines file that stands for the journal: what is in it was accepted, by whichever pod. A test
-steers the pod by POST /_mode with {"mode": MODE}: "serve"; "hold" (accepts, but nothing gets done); "fenced" (421).
+steers the pod by POST /_mode with {"mode": MODE}: "serve"; "hold" (accepts, but nothing gets done); "fenced" (421);
+"stranger" (the address belongs to another workload now, which answers 404).
 """
 
 from __future__ import annotations
@@ -68,6 +69,13 @@ class Pod:
         return JSONResponse({})
 
     async def call(self, request: Request) -> Response:
+        if self.mode == "stranger":
+            return JSONResponse({"detail": "no such page"}, 404)
+        answer = await self.answer(request)
+        answer.headers["x-everloop-pod-uid"] = self.uid
+        return answer
+
+    async def answer(self, request: Request) -> Response:
         method = request.url.path.rpartition("/")[2]
         body = await request.body()
         self.ledger.write(call=method, pod=self.uid, weights=request.headers.get("x-everloop-weights"))

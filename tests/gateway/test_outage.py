@@ -123,6 +123,23 @@ def test_a_fenced_pod_is_never_seen_by_the_client(
     assert_each_once(tenant)
 
 
+def test_a_stranger_at_the_pods_address_is_not_believed(
+    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address, sdk: Start
+) -> None:
+    """Addresses of dead pods are given to others before the status says so: their 404 is no answer of the session."""
+    old = tenant.start_pod(processes, address())
+    tenant.serve(old)
+    program = sdk(gateway.url, cluster.key(tenant.namespace), "train")
+    program.wait("created")
+    old.mode("stranger")
+    program.say("step")
+    time.sleep(1)
+    tenant.serve(tenant.start_pod(processes, address()))
+    program.wait("step", 1, 10)
+    program.finish()
+    assert_each_once(tenant)
+
+
 def test_a_pod_that_restarts_in_place_is_found_again(
     cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address, sdk: Start
 ) -> None:

@@ -54,6 +54,13 @@ def test_calls_for_another_pod_are_misdirected(pod: Pod) -> None:
     assert httpx.get(f"{pod.url}/status", headers=token).status_code == 200
 
 
+def test_answers_name_the_pod_that_gave_them(pod: Pod, wire: Wire) -> None:
+    """By it a caller knows that nobody else has taken over the pod's address; without the token nobody learns it."""
+    assert pod.get("/status").headers["x-everloop-pod-uid"] == pod.uid
+    assert wire.post("get_info", {"model_id": "unknown"}).headers["x-everloop-pod-uid"] == pod.uid
+    assert "x-everloop-pod-uid" not in httpx.get(f"{pod.url}/status").headers
+
+
 def test_status_says_what_the_operator_shows(pod: Pod) -> None:
     """State, incarnation, base model with its hash, and the engine's process."""
     status = pod.get("/status").json()

@@ -7,9 +7,9 @@ import hmac
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.service import SessionService
@@ -87,6 +87,16 @@ class Gate:
             return JSONResponse({"detail": "superseded by a newer incarnation"}, MISDIRECTED)
         return JSONResponse({"detail": "not serving now"}, 503, headers={"Retry-After": "1"})
 
+    def signing(self, send: Send) -> Send:
+        """`send` with the pod's UID among the headers of the answer."""
+
+        async def signed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[POD_UID_HEADER] = self._pod_uid
+            await send(message)
+
+        return signed
+
     def refusal(self, path: str, headers: Headers) -> Response | None:
         """The answer to a call that may not enter, or None."""
         scheme, _, credential = headers.get("authorization", "").partition(" ")
@@ -101,7 +111,10 @@ class Gate:
 
 
 class Guard:
-    """ASGI middleware that lets nothing but health probes past the gate."""
+    """ASGI middleware that lets nothing but health probes past the gate, and signs each answer with the pod's UID.
+
+    A caller that dials an address which another workload has taken over tells its answer from ours by that.
+    """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -114,4 +127,6 @@ class Guard:
             if refusal is not None:
                 await refusal(scope, receive, send)
                 return
+            await self._app(scope, receive, self._gate.signing(send))
+            return
         await self._app(scope, receive, send)
