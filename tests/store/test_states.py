@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import replace
+from typing import IO
 
 import pytest
 
@@ -169,6 +170,26 @@ async def test_two_snapshots_are_kept_and_the_leavings_of_the_dead_go() -> None:
     CrashFiles(disk).create(store.states.place("snapshots", A, 5, 1).path.removeprefix(PREFIX), b"in progress")
     await store.states.retain(A)
     assert CrashFiles(disk).list(layout.states(storage_id(A), "snapshots")) == ["2-3", "2-4", "2-5"]
+    await store.journal.close()
+
+
+async def test_a_save_reads_no_other_saves() -> None:
+    """Looking for an operation's own checkpoint opens those of its number only, however many the model has."""
+    disk = Disk()
+    store = await opened(disk)
+    manifests = [await stored(store, disk, seq, kind="weights") for seq in (1, 2, 3, 11)]
+    files = store.states._files
+    assert isinstance(files, CrashFiles)
+    opening, read = files.open_read, []
+
+    def noting(path: str) -> IO[bytes]:
+        read.append(path)
+        return opening(path)
+
+    files.open_read = noting  # type: ignore[method-assign]
+    assert await store.states.find("weights", A, request_id(A, 1)) == manifests[0]
+    assert await store.states.find("weights", A, request_id(A, 4)) is None
+    assert {path.split("/")[-2] for path in read if path.endswith(layout.MANIFEST)} == {"1-1"}
     await store.journal.close()
 
 

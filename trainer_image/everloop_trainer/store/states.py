@@ -95,7 +95,8 @@ class StoredStates:
 
     async def find(self, kind: StateKind, model: str, operation: str) -> Manifest | None:
         """See session.ports.States."""
-        for manifest in await self._io(lambda: self._counting(kind, model)):
+        seq = int(operation.rpartition(":")[2])  # models may have thousands of checkpoints: read those of this number
+        for manifest in await self._io(lambda: self._counting(kind, model, seq)):
             if manifest.operation == operation and await self.intact(manifest):
                 return manifest
         return None
@@ -130,10 +131,12 @@ class StoredStates:
         await self._io(lambda: self._files.delete(directory))
         log.info("old snapshot deleted", path=directory)
 
-    def _counting(self, kind: StateKind, model: str) -> list[Manifest]:
+    def _counting(self, kind: StateKind, model: str, seq: int | None = None) -> list[Manifest]:
         directory = layout.states(storage_id(model), kind)
         counting = []
         for key in self._files.list(directory):
+            if seq is not None and _number(key) != seq:
+                continue
             path = f"{directory}/{key}/{layout.MANIFEST}"
             try:
                 with self._files.open_read(path) as file:
@@ -156,6 +159,12 @@ def _writer(key: str) -> int:
     """The incarnation that a key names; 0 for a name that is no key."""
     number = key.partition("-")[0]
     return int(number) if number.isdecimal() else 0
+
+
+def _number(key: str) -> int | None:
+    """The number of the operation that a key names; None for a name that is no key."""
+    number = key.partition("-")[2].partition(".")[0]
+    return int(number) if number.isdecimal() else None
 
 
 def _to_json(manifest: Manifest) -> bytes:
