@@ -9,6 +9,7 @@ import threading
 from functools import partial
 
 import pytest
+import structlog
 
 from everloop_trainer.session.errors import EngineRefused, Fenced, StorageFailed
 from everloop_trainer.session.operations import CreateModel, Operation, SaveWeightsForSampler
@@ -88,6 +89,17 @@ async def test_the_engine_dies_idle() -> None:
         assert recovery.resumed_from.endswith(":0")
         assert (recovery.replayed_operations, recovery.lost_operations) == (2, 0)
         assert recovery.seconds > 0
+
+
+async def test_why_there_is_no_engine_is_said_once() -> None:
+    """Who reads the log learns what a session waits for, and is not told the same twenty times."""
+    with structlog.testing.capture_logs() as logs:
+        async with running(Disk(), available=False) as world:
+            await asyncio.sleep(0.2)  # several tries
+            world.source.available = True
+            await world.settled()
+    said = [entry for entry in logs if entry["event"] == "no engine yet"]
+    assert [(entry["error"], entry["log_level"]) for entry in said] == [("no engine", "warning")]
 
 
 async def test_an_engine_that_dies_while_recovering_is_one_recovery() -> None:

@@ -100,11 +100,15 @@ class Runner:
     async def _connect(self) -> Engine | None:
         """The next engine, or None once drained."""
         delay = FIRST_DELAY
+        said = ""
         while not self._draining:
             try:
                 engine = await self._source.connect()
             except (OSError, EOFError) as error:
-                log.debug("no engine yet", error=str(error))
+                reason = str(error)
+                if reason != said:  # once for each reason, or a session would wait without a word
+                    log.warning("no engine yet", error=reason)
+                    said = reason
                 await self._pause(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
                 continue
