@@ -13,6 +13,7 @@ PROTOBUF = "application/x-protobuf"
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_ID_FIELD = 1
+_GREATEST_FIELD = 2**29 - 1
 _MAX_VARINT_BYTES = 10
 
 
@@ -55,8 +56,10 @@ def number_field(value: dict[str, Any], name: str) -> int:
 def protobuf_model_id(body: bytes) -> str:
     """Field 1 (model_id, string) of a serialized tinker_public.ForwardBackwardRequest.
 
-    Other fields before it are skipped; what follows it is not looked at. Raises UndecodableBody.
+    Where it is given more than once the last counts, as for any reader of protobuf: what is authorized here must be
+    what the session pod reads. Raises UndecodableBody.
     """
+    model_id = b""
     position = 0
     while position < len(body):
         tag, position = _varint(body, position)
@@ -70,15 +73,17 @@ def protobuf_model_id(body: bytes) -> str:
             end = position + (8 if wire_type == _FIXED64 else 4)
         else:
             raise UndecodableBody(f"body: not protobuf: wire type {wire_type} at byte {position}")
-        if field == 0 or end > len(body):
+        if not 0 < field <= _GREATEST_FIELD or end > len(body):
             raise UndecodableBody("body: not protobuf: it ends within a field")
         if field == _MODEL_ID_FIELD and wire_type == _BYTES:
-            try:
-                return body[position:end].decode()
-            except UnicodeDecodeError:
-                raise UndecodableBody("model_id: not UTF-8") from None
+            model_id = body[position:end]
         position = end
-    raise UndecodableBody("model_id: a non-empty string is required")
+    if not model_id:
+        raise UndecodableBody("model_id: a non-empty string is required")
+    try:
+        return model_id.decode()
+    except UnicodeDecodeError:
+        raise UndecodableBody("model_id: not UTF-8") from None
 
 
 def _varint(body: bytes, position: int) -> tuple[int, int]:

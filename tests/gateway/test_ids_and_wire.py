@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,16 +99,43 @@ def test_any_other_bytes_are_refused_or_read_and_never_break(body: bytes) -> Non
         pass
 
 
+FRAGMENTS = [
+    b"\x0a\x01a",
+    b"\x0a\x01b",
+    b"\x0a\x00",
+    b"\x8a\x00\x01c",
+    b"\x8a\x80\x80\x80\x10\x01d",
+    b"\x10\x05",
+    b"\x08\x01",
+]
+FRAGMENTS += [b"\x1a\x00", b"\x7a\x02xy", b"\x0b", b"\x0c", b"\x0d\0\0\0\0", b"\x8a\x80\x80\x80\x80\x00\x01e", b"\xff"]
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=4), max_size=6).map(b"".join))
+def test_the_model_that_is_authorized_is_the_one_that_the_pod_reads(body: bytes) -> None:
+    """Whatever a body says twice or oddly, gateway and protobuf agree on the model, or the gateway refuses."""
+    try:
+        found = wire.protobuf_model_id(body)
+    except wire.UndecodableBody:
+        return
+    try:
+        read = schema().ForwardBackwardRequest.FromString(body).model_id
+    except DecodeError:
+        return
+    assert found == read
+
+
 @pytest.mark.parametrize(
     ("body", "found"),
     [
+        (b"\x0a\x01a\x0a\x01b", "b"),
         (b"\x10\x05\x0a\x02ab", "ab"),
         (b"\x15\0\0\0\0\x19\0\0\0\0\0\0\0\0\x0a\x01a", "a"),
         (b"\x12\x01x\x0a\x01a", "a"),
     ],
 )
-def test_fields_before_the_model_id_are_skipped(body: bytes, found: str) -> None:
-    """Protobuf does not promise an order."""
+def test_the_last_model_id_is_found_among_other_fields(body: bytes, found: str) -> None:
+    """Protobuf promises no order, and lets a field come twice."""
     assert wire.protobuf_model_id(body) == found
 
 
