@@ -35,6 +35,7 @@ demo: ## train on a local cluster while engine and node are killed; compare with
 .PHONY: demo-down
 demo-down: ## take down the cluster that `make demo KEEP=1` left (ROOT=...)
 	@test -n "$(ROOT)" || { echo "make demo-down ROOT=...: the directory that the demo printed" >&2; exit 2; }
+	@test -f "$(ROOT)/cluster.json" || { echo "$(ROOT): there is no local cluster" >&2; exit 2; }
 	@$(in_devcluster) python -m devcluster down --root "$(ROOT)"
 	@rm -rf -- "$(ROOT)"
 

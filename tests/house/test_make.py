@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 from tests.house.tree import REPOSITORY
 
@@ -15,6 +16,18 @@ def test_make_explains_itself() -> None:
     assert len(declared) > 5
     for target in declared:
         assert re.search(rf"^  make {target} +\w", done.stdout, re.MULTILINE), target
+
+
+def test_demo_down_removes_no_other_directory(tmp_path: Path) -> None:
+    """A mistyped ROOT is refused."""
+    letter = tmp_path / "letter.txt"
+    letter.touch()
+    done = subprocess.run(
+        ["make", "demo-down", f"ROOT={tmp_path}"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert f"{tmp_path}: there is no local cluster" in done.stderr
+    assert letter.exists()
 
 
 def test_ci_runs_what_people_run() -> None:
