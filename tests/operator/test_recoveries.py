@@ -75,6 +75,14 @@ def test_events_tell_the_story_in_order() -> None:
     assert result.events[2].message == "created pod tuned-a2-0, not on node-a"
 
 
+def test_serving_after_all_is_told() -> None:
+    """The story of a session that was Failed, and serves after all, does not end with the warning."""
+    before = serving()
+    failed = before.session.status.model_copy(update={"phase": "Failed"})
+    result = decided(replace(before, session=replace(before.session, status=failed)))
+    assert [event.reason for event in result.events] == ["Serving"]
+
+
 def test_entry_waits_for_serving() -> None:
     """Figures are taken when every model is back, not before."""
     answer = report(2, "Recovering", recoveries=[reported("a2-b1-e1", "PodReplaced")])

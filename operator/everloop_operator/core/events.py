@@ -57,9 +57,10 @@ def tell(
         events.append(Event("Normal", names.EVENT_POD_CREATED, message, f"{attempt}"))
     for name, why in forced.items():
         events.append(Event("Normal", names.EVENT_POD_FORCE_DELETED, f"removed pod {name}: {why}", name))
-    if desired.phase == names.PHASE_RUNNING and not merged.completed and before.phase in _BEFORE_FIRST_SERVING:
+    if desired.phase == names.PHASE_RUNNING and not merged.completed and before.phase in _BEFORE_SERVING:
         message = f"attempt {attempt} serves on {desired.pod.node if desired.pod else '?'}"
-        events.append(Event("Normal", names.EVENT_SERVING, message, f"{attempt}"))
+        serving = _condition(desired, names.CONDITION_SERVING)
+        events.append(Event("Normal", names.EVENT_SERVING, message, f"{attempt}-{serving.last_transition_time}"))
     for entry in merged.completed:
         node = desired.pod.node if desired.pod else "?"
         message = f"attempt {attempt} serves on {node} {entry.seconds} s after the loss was detected{_figures(entry)}"
@@ -82,7 +83,8 @@ def tell(
     return tuple(replace(event, order=(attempt, place)) for place, event in enumerate(events))
 
 
-_BEFORE_FIRST_SERVING = ("", names.PHASE_PENDING, names.PHASE_STARTING)
+_BEFORE_SERVING = ("", names.PHASE_PENDING, names.PHASE_STARTING, names.PHASE_FAILED)
+"""Phases that no other event ends."""
 
 
 def _figures(entry: Recovery) -> str:
