@@ -66,6 +66,21 @@ def test_interrupted_up_cleans_up(root: Path) -> None:
     assert _mounts_below(root) == []
 
 
+@pytest.mark.cluster
+def test_leftovers_of_a_killed_up_go_with_down(root: Path) -> None:
+    """What `up` had started when it was killed refuses a second one, and is found and ended by `down`."""
+    command = [sys.executable, "-m", "devcluster", "up", "--root", str(root), "--nodes", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as up:
+        wait_for(lambda: (root / "pids" / "etcd").exists(), "the control plane to be started")
+        up.kill()
+    with pytest.raises(ClusterError, match="take it down first"):
+        Cluster(root).up()
+    Cluster(root).down()
+    assert marked(root) == []
+    assert _mounts_below(root) == []
+
+
 @pytest.mark.parametrize("place", ["/var/lib/cluster", "/var/log/cluster", "/run/cluster"])
 def test_root_in_a_place_of_the_kubelet_is_refused(place: str) -> None:
     """A root that a kubelet or a container would not see is refused by its name."""
