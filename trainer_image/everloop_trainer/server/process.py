@@ -58,6 +58,7 @@ async def serve(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=2048)
     listening = asyncio.create_task(http.serve(sockets=[listener]))
+    listening.add_done_callback(lambda _: gate.end(None))  # nobody can reach a session behind a server that ended
     _log.info("listening", host=host, port=port)
     try:
         return await _run_session(gate, open_session)

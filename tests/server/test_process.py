@@ -1,0 +1,42 @@
+"""The server's process from within: what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from everloop_trainer.server import process
+from everloop_trainer.session.service import SessionConfig, SessionService
+from everloop_trainer.store.opening import open_store
+from tests.server.pod import new_ip
+from tests.session.fake_engine import FakeSource
+from tests.session.world import BASE, TIME, claimant
+from tests.store.crash_files import CrashFiles, Disk
+
+
+async def test_a_server_that_nobody_can_reach_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When listening ends by itself, the session is drained and the process fails, so that it is started again."""
+    files = CrashFiles(Disk())
+    store = await open_store(files, claimant(), TIME)
+    config = SessionConfig(store.incarnation, store.previous, store.lineage, BASE, 1, 8, 1.0)
+    serving = asyncio.Event()
+
+    async def broken(_server: process._HttpServer, sockets: list[socket.socket]) -> None:
+        await serving.wait()
+        for each in sockets:
+            each.close()
+        raise RuntimeError("the listener broke")
+
+    async def open_session() -> SessionService:
+        serving.set()
+        return SessionService(config, store.journal, store.states, FakeSource(files), store.history)
+
+    monkeypatch.setattr(process._HttpServer, "serve", broken)
+    server = asyncio.create_task(process.serve(new_ip(), 8080, "token", "pod-1", open_session))
+    ended, _ = await asyncio.wait({server}, timeout=10)
+    assert ended
+    with pytest.raises(RuntimeError, match="the listener broke"):
+        server.result()
+    await store.journal.close()
