@@ -14,6 +14,9 @@ DEFAULT_CACHE = "/var/cache/everloop"
 COMPLETE = ".complete"
 """Written last into whatever the cache holds; without it the thing is half made and gets removed."""
 
+COVERED = (Path("/tmp"), Path("/run"), Path("/models"), Path("/var/lib/everloop"))
+"""Where pods mount volumes over what the machine has there."""
+
 CONTENTS = (
     *("downloads", "go", "helm", "images", "kube", "logs", "models", "python", "tools", "uv-cache", "venvs"),
     *(".helm.lock", ".kube.lock", ".python.json.new", "lock", "python.json"),
@@ -42,6 +45,15 @@ def cache_directory() -> Path:
             f"{stat.S_IMODE(closed.stat().st_mode):04o}), and containers run as uid 1000: choose another place"
         )
     return cache
+
+
+def check_seen_by_containers(cache: Path) -> None:
+    """Raise BootstrapError if containers of the local cluster would not find their programs in this cache."""
+    for covered in COVERED:
+        if cache.resolve().is_relative_to(covered):
+            raise BootstrapError(
+                f"EVERLOOP_CACHE={cache}: pods have volumes of their own at {covered}: choose another place"
+            )
 
 
 def first_closed_directory(path: Path) -> Path | None:

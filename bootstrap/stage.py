@@ -66,6 +66,8 @@ def prepare() -> Ready:
 
 def ensure(cache: Path, parts: Parts) -> Environments:
     """Make all of `parts` that is not in `cache`; one process at a time does so."""
+    if parts.cluster:
+        layout.check_seen_by_containers(cache)
     with exclusive(cache):
         progress = Progress(cache)
         environments = Environments(cache, interpreter.choose(cache, progress))

@@ -36,6 +36,13 @@ def test_closed_place_is_refused(tmp_path: Path, cache: Path, monkeypatch: pytes
         layout.cache_directory()
 
 
+@pytest.mark.parametrize("place", ["/tmp/cache", "/run/cache", "/var/lib/everloop"])
+def test_place_that_pods_cover_is_refused(place: str) -> None:
+    """A container that mounts its own /tmp would look there in vain for the programs it runs."""
+    with pytest.raises(layout.BootstrapError, match=f"EVERLOOP_CACHE={place}: pods have volumes"):
+        layout.check_seen_by_containers(Path(place))
+
+
 def test_relative_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative cache would move with the working directory."""
     monkeypatch.setenv("EVERLOOP_CACHE", "cache")
