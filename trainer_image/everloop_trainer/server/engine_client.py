@@ -186,8 +186,8 @@ class EngineClient:
             silent = 0 if self._received != before else silent + 1
         if not self._lost.is_set():
             _log.error("engine killed: it is frozen", engine_pid=self._pid)
-            _kill(self._pid)
             self._end()
+            _kill(self._pid)
 
     def _on_event(self, header: frames.Header) -> None:
         written = self._snapshots.pop(header["path"], None)
