@@ -19,7 +19,7 @@ from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.execute import Executor
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
-from everloop_operator.loop.ports import Absent, Body, Conflict, Key, Listed, Refused, Unanswered
+from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Key, Listed, Refused, Unanswered
 from everloop_operator.loop.work_queue import WorkQueue
 from everloop_operator.loop.worker import Worker
 from tests.operator.builders import NOW, SETTINGS, report
@@ -51,6 +51,7 @@ class OneCluster:
         self.version = 100
         self.refuse = ""
         self.refuse_events = False
+        self.broken = ""
         self.conflict = False
 
     def stamped(self, body: Body, **metadata: Any) -> dict[str, Any]:
@@ -87,6 +88,8 @@ class OneCluster:
 
     async def apply(self, body: Body) -> Body:
         self.written.append(f"apply {body['kind']} {body['metadata']['name']}")
+        if body["kind"] == "Pod" and self.broken:
+            raise ClusterError(self.broken)
         if body["kind"] == "Pod" and self.refuse:
             raise Refused(self.refuse)
         made = self.stamped(body, creationTimestamp="2026-05-01T11:59:00Z")
@@ -191,6 +194,30 @@ async def test_refused_pod_is_reported_and_not_repeated() -> None:
     del loop.cluster.written[:]
     await loop.worker.reconcile(KEY)
     assert loop.cluster.written == ["status Failed"]
+
+
+async def test_lost_session_does_not_pass_for_serving_while_no_pod_can_be_made() -> None:
+    """A webhook that died with the same node fails every creation: the status says so, and the pass is repeated."""
+    loop = Loop()
+    loop.cache.put_session(loop.cluster.add_session())
+    for _ in range(2):
+        await loop.worker.reconcile(KEY)
+    body = loop.cluster.sessions[KEY.name]
+    loop.cache.put_session(loop.cluster.stamped({**body, "status": {**body["status"], "phase": "Running"}}))
+    loop.cluster.pods.clear()
+    loop.cache.replace(sessions=Listed((), 0), pods=Listed((), 9999), nodes=NOTHING)
+    loop.cluster.broken = "500: failed calling webhook"
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="webhook"):
+            await loop.worker.reconcile(KEY)
+        status = loop.cluster.sessions[KEY.name]["status"]
+        assert (status["phase"], status["attempt"]) == ("Recovering", 1)
+        [pods_ready] = [item for item in status["conditions"] if item["type"] == "PodsReady"]
+        assert (pods_ready["reason"], pods_ready["message"]) == ("PodCreating", loop.cluster.broken)
+    loop.cluster.broken = ""
+    await loop.worker.reconcile(KEY)
+    assert list(loop.cluster.pods) == ["tuned-a2-0"]
+    assert [entry["id"] for entry in loop.cluster.sessions[KEY.name]["status"]["recoveries"]] == ["a2"]
 
 
 async def test_event_that_is_refused_does_not_stop_the_session() -> None:

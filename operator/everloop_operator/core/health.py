@@ -9,7 +9,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
 from .losses import Loss
-from .observed import Observed, Pod, within
+from .observed import Observed, Pod, Refusal, within
 
 UNREACHABLE_PATIENCE_SECONDS = 10.0
 """How long a server that served may not answer before that counts: a busy machine may delay an answer."""
@@ -60,8 +60,8 @@ class Attempt:
     """Whether that is for lack of a budget."""
 
 
-def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, refusal: str) -> Health:
-    """Judges the current attempt; `refusal` is why the API server refuses the next pod, or ''."""
+def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, refusal: Refusal | None) -> Health:
+    """Judges the current attempt; `refusal` is why there is no next pod, if that was to be made."""
     pod = attempt.pod
     serving = pod is not None and not attempt.lost and _serves(observed, attempt.number, pod)
     pods = _pods(observed, pod, refusal)
@@ -108,10 +108,11 @@ def recorded_counts(observed: Observed, pod: Pod | None) -> bool:
     return observed.trainer.report is None and recorded is not None and pod is not None and recorded.uid == pod.uid
 
 
-def _pods(observed: Observed, pod: Pod | None, refusal: str) -> Aspect:
+def _pods(observed: Observed, pod: Pod | None, refusal: Refusal | None) -> Aspect:
     if pod is None:
         if refusal:
-            return Aspect(False, names.REASON_POD_INVALID, refusal)
+            reason = names.REASON_POD_CREATING if refusal.transient else names.REASON_POD_INVALID
+            return Aspect(False, reason, refusal.message)
         return Aspect(False, names.REASON_POD_CREATING, "the pod is being created")
     if pod.ready:
         return Aspect(True, names.REASON_AS_EXPECTED, f"pod {pod.name} is ready")
@@ -199,14 +200,14 @@ def _exit(pod: Pod) -> str:
 
 
 def _stalled(
-    observed: Observed, attempt: Attempt, deadlines: list[tuple[datetime, Aspect]], refusal: str
+    observed: Observed, attempt: Attempt, deadlines: list[tuple[datetime, Aspect]], refusal: Refusal | None
 ) -> Aspect | None:
     pod, loss = attempt.pod, attempt.loss
     if attempt.exhausted and loss:
         message = f"no attempt is left in spec.recovery.infrastructure; the last cause: {loss.message} ({loss.reason})"
         return Aspect(True, names.REASON_BUDGET_EXHAUSTED, message)
-    if refusal and (pod is None or attempt.lost):
-        return Aspect(True, names.REASON_POD_INVALID, f"the pod was refused: {refusal}")
+    if refusal and not refusal.transient and (pod is None or attempt.lost):
+        return Aspect(True, names.REASON_POD_INVALID, f"the pod was refused: {refusal.message}")
     if pod and _crashed(observed, pod):
         if pod.container.exit_code == names.EXIT_STORAGE_MISMATCH:
             return Aspect(True, names.REASON_STORAGE_MISMATCH, _exit(pod))

@@ -120,6 +120,8 @@ class Refusal:
     message: str
     time: datetime
     generation: int
+    transient: bool = False
+    """Whether the same request may succeed a moment later: it failed rather than that it was refused."""
 
 
 @dataclass(frozen=True, slots=True)

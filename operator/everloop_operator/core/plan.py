@@ -105,7 +105,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         observed,
         spec,
         health.Attempt(decision.attempt, decision.pod, decision.loss, decision.lost, decision.exhausted),
-        refusal="" if decision.create or not observed.refusal else observed.refusal.message,
+        refusal=None if decision.create else observed.refusal,
     )
     desired = status.build(observed, spec, decision.attempt, decision.pod, decision.budget, state, settings.endpoint)
     desired, merged = status.with_recoveries(

@@ -68,6 +68,10 @@ class Executor:
             log.warning("event not posted", namespace=key.namespace, session=key.name, problem=str(error))
         return delay
 
+    async def tell_failure(self, key: Key, body: Body, observed: Observed, plan: Plan) -> None:
+        """Writes the status, and no more, of a pass whose pod could not be made. Raises ClusterError."""
+        await self._status(key, body, observed, plan)
+
     async def _children(self, key: Key, observed: Observed, plan: Plan) -> None:
         session = observed.session
         if plan.token_attempt and self._applied.get(key) != (session.uid, plan.token_attempt):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import structlog
 
+from everloop_operator.core.observed import Refusal
 from everloop_operator.core.plan import Settings, plan
 
 from .cache import Cache
@@ -72,7 +74,16 @@ class Worker:
             return None
         observed = await self._observer.observe(key, body, self._executor.refusal(key))
         todo = plan(observed, self._settings)
-        put_off = await self._executor.execute(key, body, observed, todo)
+        try:
+            put_off = await self._executor.execute(key, body, observed, todo)
+        except ClusterError as error:
+            if todo.create_pod:
+                # A session without a pod must not pass for serving until one can be made (a webhook that is down).
+                refusal = Refusal(str(error)[:900], observed.now, observed.session.generation, transient=True)
+                await self._executor.tell_failure(
+                    key, body, observed, plan(replace(observed, refusal=refusal), self._settings)
+                )
+            raise
         token = self._token(observed.session.uid, todo.poll.attempt) if todo.poll else ""
         self._poller.want(key, todo.poll, token)
         waits = [wait for wait in (todo.requeue_after, put_off) if wait is not None]
