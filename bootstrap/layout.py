@@ -14,7 +14,7 @@ DEFAULT_CACHE = "/var/cache/everloop"
 COMPLETE = ".complete"
 """Written last into whatever the cache holds; without it the thing is half made and gets removed."""
 
-COVERED = (Path("/tmp"), Path("/run"), Path("/models"), Path("/var/lib/everloop"))
+COVERED = (Path("/tmp"), Path("/run"), Path("/models"), Path("/var/lib/everloop"))  # noqa: S108 - not used, refused
 """Where pods mount volumes over what the machine has there."""
 
 CONTENTS = (

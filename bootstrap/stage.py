@@ -66,14 +66,14 @@ def prepare() -> Ready:
 
 def ensure(cache: Path, parts: Parts) -> Environments:
     """Make all of `parts` that is not in `cache`; one process at a time does so."""
-    if parts.cluster:
-        layout.check_seen_by_containers(cache)
     with exclusive(cache):
         progress = Progress(cache)
         environments = Environments(cache, interpreter.choose(cache, progress))
         whole = all(environments.is_ready(name) for name in parts.environments)
         if not whole or (parts.cluster and not cluster.is_ready()):
             machine.check(cache, cluster=parts.cluster)
+        if parts.cluster:
+            layout.check_seen_by_containers(cache)
         for name in parts.environments:
             environments.ensure(name, progress)
         if parts.cluster:
