@@ -100,6 +100,9 @@ class FakeEngine:
 
     async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> bytes:
         await self._step("forward_backward", model, seq)
+        if body.startswith(b"poison") or (body.startswith(b"large") and len(self.models) > 1):
+            self.die()
+            self._alive()
         if body.startswith(b"bad"):
             raise EngineRefused("data[0].loss_fn_inputs.target_tokens: bad", "user")
         adapter = self.models[model]

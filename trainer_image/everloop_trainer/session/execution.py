@@ -21,6 +21,7 @@ from everloop_trainer.session.operations import (
     SaveWeightsForSampler,
 )
 from everloop_trainer.session.outcomes import JSON, PROTOBUF, ContentType
+from everloop_trainer.session.poison import cause
 from everloop_trainer.session.ports import (
     Engine,
     FrozenWeights,
@@ -69,6 +70,12 @@ class Execution:
             return await self._run(engine, generation, entry)
         except EngineRefused as refused:
             return self._failed(entry, refused.error, refused.category)
+
+    def give_up(self, entry: Entry) -> Ending:
+        """The result of an operation that no engine survives."""
+        args = entry.args
+        kind = args.operation if isinstance(args, Refused) else args.KIND
+        return self._failed(entry, cause(kind, entry.request_id), "server")
 
     async def _run(self, engine: Engine, generation: int, entry: Entry) -> Ending:
         args = entry.args

@@ -103,7 +103,10 @@ class History:
                 entry = self._stream(record.stream, record.seq).entries[record.seq]
                 if entry.delivered is None:
                     entry.delivered = position
-            case Open() | Try():
+            case Try():
+                entry = self._stream(record.stream, record.seq).entries[record.seq]
+                entry.tries = entry.tries.tried(position.incarnation)
+            case Open():
                 pass
 
     def _stream(self, name: str, seq: int) -> Stream:

@@ -125,7 +125,7 @@ class Journal(Protocol):
         The future is shared: await it through `asyncio.shield`.
         """
 
-    def note(self, record: Record) -> asyncio.Future[None]:
+    def note(self, record: Record) -> tuple[Position, asyncio.Future[None]]:
         """Add a record that may be lost with the machine; the future ends when the operating system has it."""
 
     async def read(self, position: Position) -> bytes:

@@ -11,8 +11,9 @@ from everloop_trainer.session.context import Context
 from everloop_trainer.session.execution import Execution
 from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import OptimStep
+from everloop_trainer.session.poison import Verdict
 from everloop_trainer.session.ports import Engine, EngineSource
-from everloop_trainer.session.records import Try
+from everloop_trainer.session.records import Result, Try
 from everloop_trainer.session.recovery import changes_state
 from everloop_trainer.session.restoring import Restored, Restoring
 from everloop_trainer.session.snapshotting import Snapshotting
@@ -78,9 +79,13 @@ class Runner:
         """Run until drained. Raises Fenced or StorageFailed."""
         while (engine := await self._connect()) is not None:
             try:
+                if await self._run_suspect(engine):
+                    continue
                 await self._recover(engine)
                 self.engine, self._served = engine, True
                 await self._serve(engine)
+                if not self._draining:
+                    continue
                 await self.snapshots.take_all(engine, self._generation)
                 return
             except LOST as error:
@@ -88,6 +93,43 @@ class Runner:
             finally:
                 self.engine = None
                 await engine.close()
+
+    async def _run_suspect(self, engine: Engine) -> bool:
+        """Run the first operation that has to run alone, if there is one: the engine is used up by that.
+
+        What it changed is snapshotted at once, so that no other engine has to run it again beside other models.
+        """
+        await self._give_up_condemned()
+        entry = self._first("suspected")
+        if entry is None:
+            return False
+        log.warning("running an operation alone: engines died in it", operation=entry.request_id, pid=engine.pid)
+        self._recovering = True
+        model = self._context.history.models.get(entry.stream)
+        if model is not None and await self._restoring.restore(engine, model) is None:
+            return True
+        await self._run_one(engine, entry)
+        if changes_state(entry):
+            await self.snapshots.take(engine, self._generation, entry.stream)
+        return True
+
+    async def _give_up_condemned(self) -> None:
+        while (entry := self._first("condemned")) is not None:
+            log.error("operation given up: no engine survives it", operation=entry.request_id)
+            await self._end(entry, *self._execution.give_up(entry))
+
+    def _first(self, verdict: Verdict) -> Entry | None:
+        """The first operation of that verdict among those that may run now."""
+        for name, stream in self._context.history.streams.items():
+            if name in self._context.broken:
+                continue
+            for entry in stream.runnable():
+                if self._verdict(entry) == verdict:
+                    return entry
+        return None
+
+    def _verdict(self, entry: Entry) -> Verdict:
+        return entry.tries.verdict(self._context.config.incarnation.number)
 
     def _lost(self, engine: Engine, error: BaseException) -> None:
         during = self.running.request_id if self.running is not None else None
@@ -173,7 +215,7 @@ class Runner:
         return sum(len(self._context.history.streams[model].pending) for model in self._context.broken)
 
     async def _serve(self, engine: Engine) -> None:
-        """Run operations until drained. Raises ConnectionError or EOFError when the engine is lost."""
+        """Run operations until drained, or until one must run alone. Raises ConnectionError, EOFError: engine lost."""
         lost = asyncio.create_task(engine.wait_lost(), name="engine lost")
         lost.add_done_callback(lambda _: self._wake.set())
         try:
@@ -184,6 +226,8 @@ class Runner:
                 entry = self._next()
                 if entry is None:
                     await self._wake.wait()
+                elif self._verdict(entry) != "innocent":
+                    return
                 else:
                     await self._run_one(engine, entry)
         finally:
@@ -210,17 +254,23 @@ class Runner:
         A snapshot may follow only then: one that holds an operation without a result would make it count twice.
         """
         context = self._context
-        await asyncio.shield(context.journal.note(Try(entry.stream, entry.seq, engine.pid)))
+        tried = Try(entry.stream, entry.seq, engine.pid)
+        position, noted = context.journal.note(tried)
+        await asyncio.shield(noted)
+        context.history.apply(tried, position)
         self.running = entry
         started = context.config.monotonic()
         result, body = await self._execution.run(engine, self._generation, entry)
         seconds = context.config.monotonic() - started
-        position, durable = context.journal.append(result, body)
-        await asyncio.shield(durable)
-        context.history.apply(result, position)
-        self.running = None
-        self._finished(entry)
+        await self._end(entry, result, body)
         if changes_state(entry):
             self.snapshots.worked(entry.stream, seconds)
         if isinstance(entry.args, OptimStep) and entry.stream in context.history.models:
             await self.snapshots.take_if_due(engine, self._generation, entry.stream)
+
+    async def _end(self, entry: Entry, result: Result, body: bytes) -> None:
+        position, durable = self._context.journal.append(result, body)
+        await asyncio.shield(durable)
+        self._context.history.apply(result, position)
+        self.running = None
+        self._finished(entry)

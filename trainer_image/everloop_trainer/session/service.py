@@ -175,10 +175,11 @@ class SessionService:
             return Pending("paused_capacity", f"this model could not be restored: {broken}", before)
         if missing is not None:
             return Pending("active", f"waiting for operation {missing} of this model, which has not arrived", before)
+        if self._runner.running is entry:
+            alone = self._runner.engine is None
+            return Pending("active", "running alone: the training engine died in it before" if alone else "running", 0)
         if self._runner.engine is None:
             return Pending("paused_capacity", "the training engine is being restored; nothing is lost", before)
-        if self._runner.running is entry:
-            return Pending("active", "running", 0)
         return Pending("active", f"{before} operations of this session were accepted before it", before)
 
     def model(self, model_id: str) -> ModelInfo | None:

@@ -58,6 +58,12 @@ class Snapshotting:
         if self._seconds.get(model_id, 0.0) > due and model_id not in self._tasks:
             await self._take(engine, generation, self._context.history.models[model_id])
 
+    async def take(self, engine: Engine, generation: int, model_id: str) -> None:
+        """Snapshot one model and wait until it is durable. Raises ConnectionError or EOFError if the engine is lost."""
+        await self._settle()
+        await self._take(engine, generation, self._context.history.models[model_id])
+        await self._settle()
+
     async def take_all(self, engine: Engine, generation: int) -> None:
         """Snapshot every model that changed since its last one, and wait until all are durable."""
         await self._settle()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from everloop_trainer.session.identifiers import is_model, request_id
 from everloop_trainer.session.operations import Arguments, Sample
+from everloop_trainer.session.poison import UNTRIED, Tries
 from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Result
 
@@ -34,6 +35,7 @@ class Entry:
     durable: bool
     ended: Ended | None = None
     delivered: Position | None = None
+    tries: Tries = UNTRIED
 
     @property
     def request_id(self) -> str:
@@ -72,6 +74,11 @@ class Stream:
         """The operation that runs next, or None if none may."""
         entry = self.pending.get(self.done) if self.ordered else next(iter(self.pending.values()), None)
         return entry if entry is not None and entry.durable else None
+
+    def runnable(self) -> list[Entry]:
+        """Every operation that might run next: one at most of an ordered stream."""
+        pending = [self.pending.get(self.done)] if self.ordered else list(self.pending.values())
+        return [entry for entry in pending if entry is not None and entry.durable]
 
     def missing(self) -> int | None:
         """The number that pending operations of an ordered stream wait for because it was not accepted yet."""

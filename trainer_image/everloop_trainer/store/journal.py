@@ -65,9 +65,9 @@ class JournalWriter:
         """See session.ports.Journal."""
         return self._enqueue(record, body, durable=True)
 
-    def note(self, record: Record) -> asyncio.Future[None]:
+    def note(self, record: Record) -> tuple[Position, asyncio.Future[None]]:
         """See session.ports.Journal."""
-        return self._enqueue(record, b"", durable=False)[1]
+        return self._enqueue(record, b"", durable=False)
 
     def _enqueue(self, record: Record, body: bytes, *, durable: bool) -> tuple[Position, asyncio.Future[None]]:
         if self._failure is not None:

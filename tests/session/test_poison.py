@@ -1,0 +1,184 @@
+"""Operations in which engines die: alone after three deaths, failed after three more, and never for others' deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+
+import pytest
+
+from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
+from everloop_trainer.session.poison import CONDEMNED, SUSPECTED, Tries
+from tests.session.fake_engine import FakeEngine
+from tests.session.world import (
+    SESSION,
+    A,
+    B,
+    Client,
+    Over,
+    Running,
+    create,
+    fb,
+    freeze,
+    optim,
+    running,
+    sample,
+    states,
+    until,
+)
+from tests.store.crash_files import CrashFiles, Died, Disk
+
+START = [[create(A), create(B, rank=8)], [fb(A, 1, b"a1"), fb(B, 1, b"b1"), optim(B, 2)]]
+
+
+def test_only_deaths_that_their_server_survived_count() -> None:
+    """Tries of one incarnation after another count nothing; within one, each but the last is a death."""
+    tries = Tries()
+    for incarnation in range(1, 20):
+        tries = tries.tried(incarnation)
+    assert (tries.deaths_seen_by(20), tries.verdict(20)) == (0, "innocent")
+    assert tries.deaths_seen_by(19) == 1
+    for _ in range(SUSPECTED):
+        tries = tries.tried(20)
+    assert (tries.deaths_seen_by(21), tries.verdict(21)) == (2, "innocent")
+    assert (tries.deaths_seen_by(20), tries.verdict(20)) == (3, "suspected")
+    tries = tries.tried(20)
+    assert (tries.deaths_seen_by(21), tries.verdict(21)) == (3, "suspected")
+    for _ in range(SUSPECTED):
+        tries = tries.tried(21)
+    assert (tries.deaths_seen_by(21), tries.verdict(21)) == (CONDEMNED, "condemned")
+
+
+def tried_by(engine: FakeEngine, model: str, seq: int) -> bool:
+    return any(call[1:] == (model, seq) for call in engine.calls)
+
+
+async def test_a_deadly_operation_fails_and_the_stream_goes_on() -> None:
+    """Six engines, the last three with its model only; then its window fails, and the step after that counts."""
+    client = Client()
+    async with running(Disk(), replay_budget=1e9) as world:
+        await client.play(world.service, START)
+        await asyncio.gather(*(client.send(world.service, op) for op in (fb(A, 2, b"poison"), optim(A, 3))))
+        failed = await client.ask(world.service, f"{A}:2")
+        assert isinstance(failed, Failed)
+        assert failed.category == "server"
+        assert failed.error.startswith("forward_backward: the training engine died 6 times")
+        step = await client.ask(world.service, f"{A}:3")
+        assert isinstance(step, Failed)
+        assert "operation 2 of this accumulation window failed" in step.error
+        victims = [engine for engine in world.source.engines if tried_by(engine, A, 2)]
+        assert len(victims) == CONDEMNED
+        assert [sorted(engine.models) for engine in victims] == [[A, B]] * 3 + [[A]] * 3
+        await client.play(world.service, [[fb(A, 4, b"a4"), optim(A, 5)], [fb(B, 3, b"b3"), optim(B, 4)]])
+        await world.settled()
+        adapters = {model: json.loads(state) for model, state in states(world.engine).items()}
+        assert (adapters[A]["applied"], adapters[B]["applied"]) == ([5], [2, 4])
+        assert world.service.status().replay_mismatches == 0
+
+
+async def test_what_passes_alone_is_not_run_beside_others_again() -> None:
+    """An operation too large beside another model passes alone; a snapshot spares later engines from it."""
+    client = Client()
+    async with running(Disk(), replay_budget=1e9) as world:
+        await client.play(world.service, START)
+        await client.play(world.service, [[fb(A, 2, b"large"), optim(A, 3), fb(B, 3, b"b3")]])
+        await world.settled()
+        victims = [engine for engine in world.source.engines if tried_by(engine, A, 2)]
+        assert [sorted(engine.models) for engine in victims] == [[A, B]] * 3 + [[A]]
+        assert {call[0] for call in victims[-1].calls} == {"init", "forward_backward", "snapshot"}
+        assert json.loads(states(world.engine)[A])["applied"] == [3]
+        world.engine.die()
+        await until(
+            lambda: (
+                world.service.status().recoveries[-1].reason == "EngineLost"
+                and world.service.status().state == "Serving"
+            )
+        )
+        await world.settled()
+        assert json.loads(states(world.engine)[A])["applied"] == [3]
+
+
+async def test_a_deadly_sample_fails_and_its_session_goes_on() -> None:
+    """Samples are unordered: those behind a deadly one need not wait for its end."""
+
+    def hook(engine: FakeEngine, op: str) -> None:
+        if op == "sample" and not deadly.done():
+            engine.die()
+
+    deadly: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    sampler, client = f"{SESSION}:sample:0", Client()
+    async with running(Disk(), hook=hook) as world:
+        await client.play(world.service, [[create(A)], [freeze(A, 1, 0)]])
+        outcome = await client.ask_after(world.service, sample(sampler, 0))
+        assert isinstance(outcome, Failed)
+        assert outcome.error.startswith("sample: the training engine died 6 times")
+        deadly.set_result(None)
+        assert isinstance(await client.ask_after(world.service, sample(sampler, 1)), Succeeded)
+
+
+async def test_deaths_are_counted_over_restarts() -> None:
+    """Each pod sees two engines die and is killed during the third try: the third pod sees the sixth death."""
+    disk, client, told = Disk(), Client(), []
+    operation = fb(A, 1, b"poison")
+    for attempt in (1, 2, 3):
+        tries = itertools.count(1)
+
+        def hook(engine: FakeEngine, op: str, tries: itertools.count[int] = tries) -> None:
+            if op == "forward_backward" and next(tries) == 3:
+                engine.gate = asyncio.Event()  # hangs in it until the pod is killed
+
+        async with running(disk, attempt=attempt, pod=f"p{attempt}", hook=hook) as world:
+            await client.send(world.service, create(A))
+            await client.send(world.service, operation)
+            await until(lambda: world.source.engines != [] and (world.engine.gate is not None or ended(world, A) == 1))
+            outcome = await world.service.outcome(operation.request_id, 0)
+            told.append(outcome.reason.partition(":")[0] if isinstance(outcome, Pending) else outcome)
+    assert told[:2] == ["running", "running alone"]
+    assert isinstance(told[2], Failed)
+
+
+def ended(world: Running, model: str) -> int:
+    """The last number of a model that has ended, or -1."""
+    return next((found.seq for found in world.service.status().models if found.model_id == model), -1)
+
+
+async def test_kills_from_outside_fail_nothing() -> None:
+    """Twenty pods are killed in the same operation: it runs all the same, and never alone."""
+    disk, client = Disk(), Client()
+    for attempt in range(1, 21):
+
+        def hook(engine: FakeEngine, op: str) -> None:
+            if op == "forward_backward":
+                engine.gate = asyncio.Event()
+
+        async with running(disk, attempt=attempt, pod=f"p{attempt}", hook=hook) as world:
+            await client.send(world.service, create(A))
+            await client.send(world.service, fb(A, 1))
+            await until(lambda: world.source.engines != [] and world.engine.gate is not None)
+            assert await world.service.outcome(f"{A}:1", 0) == Pending("active", "running", 0)
+    async with running(disk, attempt=21, pod="last") as world:
+        assert isinstance(await client.ask_after(world.service, fb(A, 1)), Succeeded)
+        assert len(world.source.engines) == 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_death_at_every_write_around_a_deadly_operation(after: bool) -> None:
+    """Whatever write the server dies at, the deadly operation ends as it ends in an unbroken run."""
+    loop = [*START, [fb(A, 2, b"poison"), optim(A, 3)], [fb(A, 4, b"large"), optim(A, 5), fb(B, 3), optim(B, 4)]]
+    files, unbroken = CrashFiles(Disk()), Client()
+    async with running(files.disk, files=files) as world:
+        await unbroken.play(world.service, loop)
+        await world.settled()
+        adapters, effects = states(world.engine), files.effects
+    for die_at in range(1, effects + 1):
+        disk, client = Disk(), Client()
+        try:
+            async with running(disk, files=CrashFiles(disk, die_at=die_at, after=after)) as world:
+                await client.play(world.service, loop)
+        except (*Over, Died):
+            pass
+        async with running(disk, attempt=2, pod="pod-2") as world:
+            await client.play(world.service, loop)
+            await world.settled()
+            assert (states(world.engine), client.told) == (adapters, unbroken.told)
