@@ -66,6 +66,7 @@ class App:
             "weights_info": (Kind.QUERY, calls.weights_info, wire.JSON),
             "forward_backward": (Kind.TRAIN, calls.forward_backward, wire.PROTOBUF),
             "optim_step": (Kind.TRAIN, calls.train, wire.JSON),
+            "load_weights": (Kind.TRAIN, calls.load, wire.JSON),
             "save_weights": (Kind.SAVE, calls.save, wire.JSON),
             "save_weights_for_sampler": (Kind.SAVE, calls.save, wire.JSON),
             "asample": (Kind.SAMPLE, calls.sample, wire.JSON),

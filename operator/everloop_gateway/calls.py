@@ -15,7 +15,7 @@ from everloop_gateway.holding import Kind
 from everloop_gateway.ids import MalformedId, Stream, parse_request_id, parse_stream, parse_tinker_path, shorten
 from everloop_gateway.keys import Principal
 from everloop_gateway.kube import pause
-from everloop_gateway.routing import Binding, Gone, SessionView, UnknownBaseModel, choose_session
+from everloop_gateway.routing import Binding, Gone, SessionView, UnknownBaseModel, canonical_name, choose_session
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream, until_available
 from everloop_operator.api import names
 
@@ -92,6 +92,28 @@ class Calls:
             sampler = Stream(session_id, "sample", number)
             await self._ensure(sampler, self._derived(binding, sampler, None), progress)
         return await self._deliver(incoming, binding, Kind.SAVE, progress)
+
+    async def load(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Forward a load, naming the path if the key may read it; a load that creates a model binds that first.
+
+        The new model belongs where its checkpoint is. An operation of an existing model is never refused here: one
+        whose path is not the key's own ends as a failed operation.
+        """
+        body = _json(incoming.body)
+        path = _read(wire.text_field, body, "path")
+        if body.get("model_id") is not None:
+            binding = await self._model(incoming.principal, _read(wire.text_field, body, "model_id"), progress)
+            headers = {WEIGHTS_HEADER: path} if self._may_read(incoming.principal, path) else {}
+        else:
+            stream = self._new_stream(incoming.principal, body, "train", "model_seq_id")
+            source = await self._path_owner(incoming.principal, path, "path", progress)
+            headers = {WEIGHTS_HEADER: path}
+            binding = await self._ensure(stream, self._derived(source, stream, None), progress)
+        base_model = _read(wire.optional_text_field, body, "base_model")
+        if base_model is not None and canonical_name(base_model, self._cluster.catalogue.entries) == binding.base_model:
+            # An alias of the catalogue, which the pod does not know.
+            incoming = replace(incoming, body=json.dumps({**body, "base_model": binding.base_model}).encode())
+        return await self._deliver(incoming, binding, Kind.TRAIN, progress, headers)
 
     async def sample(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward a sample, with the weights that its sampling session was created for."""
@@ -207,11 +229,11 @@ class Calls:
             progress,
         )
 
-    def _derived(self, model: Binding, sampler: Stream, weights: str | None) -> Binding:
-        """The binding of a sampling session that goes where its model is, owned by the TrainingSession of today."""
+    def _derived(self, model: Binding, stream: Stream, weights: str | None) -> Binding:
+        """The binding of a stream that goes where this model is, owned by the TrainingSession of today."""
         view = self._cluster.sessions.get((model.namespace, model.session))
         uid = view.uid if view is not None and view.base_model == model.base_model else model.uid
-        return replace(model, id=sampler.id, uid=uid, weights=weights)
+        return replace(model, id=stream.id, uid=uid, weights=weights)
 
     async def _choose(self, base_model: str, namespace: str) -> SessionView:
         sessions, catalogue = self._cluster.sessions, self._cluster.catalogue
@@ -248,6 +270,12 @@ class Calls:
         except MalformedId as error:
             raise Refusal(400, str(error)) from None
         return await self._bound(principal, stream, field, progress)
+
+    def _may_read(self, principal: Principal, path: str) -> bool:
+        try:
+            return self._cluster.owns(principal, parse_tinker_path(path, "path").session_id)
+        except MalformedId:
+            return False
 
     async def _bound(self, principal: Principal, stream: Stream, field: str, progress: Progress) -> Binding:
         self._check_owner(principal, stream.session_id, field)

@@ -131,6 +131,26 @@ def test_restore_and_replay_equal_the_unbroken_run(tiny_spare: Path, tmp_path: P
         assert other.saved("m", tmp_path / "replayed", seq=6) == unbroken
 
 
+@pytest.mark.parametrize("optimizer", [True, False], ids=["with optimizer", "weights only"])
+def test_a_checkpoint_begins_another_model(tiny_spare: Path, tmp_path: Path, optimizer: bool) -> None:
+    """With its optimizer it goes on to the same bits, without it with a fresh one; gradients never come with it."""
+    path = tmp_path / "checkpoint"
+    with Engine(tiny_spare) as engine:
+        engine.call("init", model="m", **LORA)
+        engine.step("m", 1, _body(1))
+        engine.call("forward_backward", _body(2), model="m", seq=3, forward_only=False)
+        header, _ = engine.call("write", model="m", seq=4, path=str(path), parts="all")
+        engine.call("drop_gradients", model="m", seq=5)
+        load = {"model": "n", "path": str(path), "lora": LORA, "sha256": header["sha256"], "optimizer": optimizer}
+        assert engine.call("load", **load)[0]["step"] == int(optimizer)
+        outputs = [engine.step(model, seq, _body(3))[0] for model, seq in (("m", 6), ("n", 1))]
+        assert outputs[0] == outputs[1]
+        states = [engine.saved(model, tmp_path / model, seq=9) for model in ("m", "n")]
+        assert (states[0] == states[1]) is optimizer
+        with pytest.raises(Refused, match="SHA-256 is"):
+            engine.call("load", **{**load, "sha256": "0" * 64})
+
+
 def test_weights_alone(tiny_spare: Path, tmp_path: Path) -> None:
     """Parts "weights" hold and restore the adapter only: same losses, optimizer and numbers anew."""
     path = tmp_path / "weights"

@@ -87,20 +87,25 @@ class Pod:
             return await self.retrieve(json.loads(body)["request_id"])
         if method == "get_info":
             return self.info(json.loads(body)["model_id"])
-        stream, number, extra = self.identify(method, body)
+        stream, number, extra = self.identify(method, body, request.headers.get("x-everloop-weights"))
         request_id = f"{stream}:{number}"
         if self.ledger.find(request_id) is None:
             self.ledger.write(accepted=request_id, method=method, pod=self.uid, extra=extra)
         ids = {"sample_sequence_ids": [f"{request_id}:0"]} if method == "asample" else {}
         return JSONResponse({"request_id": request_id, **ids})
 
-    def identify(self, method: str, body: bytes) -> tuple[str, int, dict[str, Any]]:
+    def identify(self, method: str, body: bytes, allowed: str | None) -> tuple[str, int, dict[str, Any]]:
         if method == "forward_backward":
             message = self.schema.ForwardBackwardRequest.FromString(body)
             return message.model_id, message.seq_id, {"datums": len(message.data)}
         value = json.loads(body)
         if method == "create_model":
             return f"{value['session_id']}:train:{value['model_seq_id']}", 0, {"base_model": value["base_model"]}
+        if method == "load_weights":
+            extra = {"path": value["path"], "allowed": allowed}
+            if "session_id" in value:
+                return f"{value['session_id']}:train:{value['model_seq_id']}", 0, {"base_model": "org/small", **extra}
+            return value["model_id"], value["seq_id"], extra
         if method == "asample":
             return value["sampling_session_id"], value["seq_id"], {}
         return value["model_id"], value["seq_id"], {"sampler": value.get("sampling_session_seq_id")}
@@ -140,6 +145,10 @@ class Pod:
             return Response(answer.SerializeToString(), media_type=PROTOBUF)
         if method == "create_model":
             return JSONResponse({"model_id": stream})
+        if method == "load_weights" and extra["allowed"] != extra["path"]:
+            return JSONResponse({"error": f"path: {extra['path']}", "category": "user"})
+        if method == "load_weights":
+            return JSONResponse({"path": extra["path"], "model_id": stream, "type": "load_weights"})
         if method == "optim_step":
             return JSONResponse({"metrics": {}})
         if extra["sampler"] is not None:

@@ -56,6 +56,21 @@ def sample(base_model: str) -> None:
         say("sampled", client=name, tokens=list(tokens), base_model=client.get_base_model())
 
 
+def resume(path: str) -> None:
+    """Goes on from a checkpoint that another process saved: a new model, and a model that exists already."""
+    service = tinker.ServiceClient()
+    client = service.create_training_client_from_state_with_optimizer(path).result()
+    info = client.get_info()
+    say("created", model_id=info.model_id, tokenizer=info.model_data.tokenizer_id, name=info.model_data.model_name)
+    client.forward_backward([DATUM], "cross_entropy").result()
+    say("loaded", path=client.load_state(path).result().path)
+    try:
+        client.load_state("tinker://s-0123456789abcdef-0123456789abcdef:train:0/weights/x").result()
+    except tinker.RequestFailedError as error:
+        say("refused", message=str(error), category=str(error.category))
+    say("saved", path=client.save_state("saved").result().path)
+
+
 def models(base_model: str) -> None:
     """What the server says it serves."""
     found = tinker.ServiceClient().get_server_capabilities().supported_models
@@ -64,7 +79,7 @@ def models(base_model: str) -> None:
 
 if __name__ == "__main__":
     try:
-        {"train": train, "sample": sample, "models": models}[sys.argv[1]](sys.argv[2])
+        {"train": train, "sample": sample, "models": models, "resume": resume}[sys.argv[1]](sys.argv[2])
     except Exception as error:
         say("error", type=type(error).__name__, message=str(error))
         raise

@@ -66,6 +66,47 @@ def test_samples_go_with_the_weights_that_they_were_asked_for(
     assert seen == ["base", None, f"tinker://{model}/weights/saved"]
 
 
+def test_a_checkpoint_is_gone_on_from_where_it_lies(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant, sdk: Start
+) -> None:
+    """A new process with the same key: the new model is bound to the session of the checkpoint, not the default one."""
+    key = cluster.key(serving.namespace)
+    first = sdk(gateway.url, key, "train")
+    first.wait("created")
+    first.finish()
+    path = first.named("saved")[0]["path"]
+    serving.create_session("other", "org/small", {names.LABEL_DEFAULT: "true"})
+    second = sdk(gateway.url, key, "resume", path)
+    second.finish()
+    created = second.named("created")[0]
+    model = created["model_id"]
+    assert model != first.named("created")[0]["model_id"]
+    assert (created["name"], created["tokenizer"]) == ("org/small", "org/small-tokenizer")
+    assert second.named("loaded")[0]["path"] == path
+    assert second.named("refused")[0]["message"].count("path: ")
+    assert [request for request in serving.accepted() if request.startswith(model)] == [
+        f"{model}:{n}" for n in range(5)
+    ]
+    assert {b["data"]["session"] for b in serving.bindings() if b["data"]["id"] == model} == {"small"}
+
+
+def test_a_checkpoint_of_another_key_is_not_loaded(cluster: Cluster, gateway: GatewayProcess, serving: Tenant) -> None:
+    """Not into a new model, which is refused and bound nowhere, nor into an own one, where the operation fails."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        client.post("/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"})
+        path = f"tinker://{session_id}:train:0/weights/saved"
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        new = {"session_id": session_id, "model_seq_id": 0, "path": path, "optimizer": True}
+        answer = client.post("/load_weights", json=new)
+        assert (answer.status_code, answer.json()["detail"].startswith("path: ")) == (403, True)
+        assert len(serving.bindings()) == 1
+        client.post("/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"})
+        own = {"model_id": f"{session_id}:train:0", "seq_id": 1, "path": path, "optimizer": True}
+        request = client.post("/load_weights", json=own).json()
+        failed = client.post("/retrieve_future", json=request).json()
+    assert (failed["category"], failed["error"]) == ("user", f"path: {path}")
+
+
 def test_an_unknown_base_model_is_a_bad_request_that_lists_the_known(
     cluster: Cluster, gateway: GatewayProcess, serving: Tenant, sdk: Start
 ) -> None:
@@ -153,7 +194,9 @@ def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayP
             415,
             "content-encoding",
         ),
-        ("load_weights", b"{}", {}, 404, "load_weights is not served"),
+        ("load_weights", b"{}", {}, 400, "path"),
+        ("load_weights", b'{"path": "tinker://x/weights/y"}', {}, 400, "session_id"),
+        ("copy_weights", b"{}", {}, 404, "copy_weights is not served"),
     ],
 )
 def test_an_undecodable_call_is_refused_with_its_field(

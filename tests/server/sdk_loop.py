@@ -45,8 +45,8 @@ def datum(tokens: list[int], targets: list[int]) -> types.Datum:
     )
 
 
-def train(seed: int, steps: int, sequences: int, length: int, rank: int = 8) -> None:
-    """A loop of `steps` steps, then a checkpoint."""
+def train(seed: int, steps: int, sequences: int, length: int, rank: int = 8, save_after: int = 0) -> None:
+    """A loop of `steps` steps, then a checkpoint; with `save_after` one after so many steps too."""
     service = tinker.ServiceClient()
     client = service.create_lora_training_client(BASE_MODEL, rank=rank, seed=seed).result()
     say(event="created", model_id=client.model_id)
@@ -56,8 +56,41 @@ def train(seed: int, steps: int, sequences: int, length: int, rank: int = 8) -> 
         result = forward_backward.result()
         optim.result()
         say(event="step", step=step, loss=result.metrics["loss:sum"])
+        if step + 1 == save_after:
+            say(event="half", path=client.save_state("half").result().path)
+            say(event="half", path=client.save_weights_for_sampler("half").result().path)
     saved = client.save_state("final").result()
     say(event="saved", path=saved.path)
+    service.close("success").result()
+    say(event="done")
+
+
+def resume(path: str, optimizer: bool, start: int, steps: int, sequences: int, length: int) -> None:
+    """Goes on from a checkpoint that another process saved after `start` steps."""
+    service = tinker.ServiceClient()
+    make = (
+        service.create_training_client_from_state_with_optimizer
+        if optimizer
+        else service.create_training_client_from_state
+    )
+    try:
+        client = make(path).result()
+    except tinker.RequestFailedError as error:
+        say(event="refused", category=str(error.category), message=str(error))
+        say(event="done")
+        return
+    info = client.get_info()
+    say(event="created", model_id=client.model_id, rank=info.lora_rank, base=info.model_data.model_name)
+    for step in range(start, steps):
+        forward_backward = client.forward_backward(batch(step, sequences, length), "cross_entropy")
+        optim = client.optim_step(types.AdamParams(learning_rate=1e-2))
+        result = forward_backward.result()
+        optim.result()
+        say(event="step", step=step, loss=result.metrics["loss:sum"])
+    say(event="saved", path=client.save_state("final").result().path)
+    loaded = client.load_state_with_optimizer(path).result()
+    forward_backward = client.forward_backward(batch(start, sequences, length), "cross_entropy")
+    say(event="again", path=loaded.path, loss=forward_backward.result().metrics["loss:sum"])
     service.close("success").result()
     say(event="done")
 
@@ -170,6 +203,7 @@ if __name__ == "__main__":
     arguments = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     scenarios: dict[str, Callable[..., None]] = {
         "train": train,
+        "resume": resume,
         "everything": everything,
         "chunks": chunks,
         "refusals": refusals,

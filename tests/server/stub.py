@@ -84,6 +84,8 @@ class Stub:
             sampler = (await request.json())["sampling_session_id"]
             if sampler in self.samplers:
                 headers["X-Everloop-Weights"] = self.samplers[sampler] or "base"
+        if path.endswith("/load_weights"):
+            headers["X-Everloop-Weights"] = (await request.json())["path"]
         give_up = time.monotonic() + HOLD_SECONDS
         while True:
             begun = time.monotonic()

@@ -18,6 +18,7 @@ MODELS = [
     "GetInfoRequest",
     "AdamParams",
     "OptimStepRequest",
+    "LoadWeightsRequest",
     "SaveWeightsRequest",
     "SaveWeightsForSamplerRequest",
     "EncodedTextChunk",

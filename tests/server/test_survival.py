@@ -115,10 +115,10 @@ def assert_each_once(pod: Pod, model: str) -> None:
 
 
 def adapter(pod: Pod, model: str) -> dict[str, np.ndarray[Any, Any]]:
-    """The tensors of the model's checkpoint."""
+    """The tensors of the model's last checkpoint."""
     directory = pod.root / "models" / storage_id(model) / "checkpoints" / "weights"
-    (state,) = directory.glob("*/state.safetensors")
-    tensors: dict[str, np.ndarray[Any, Any]] = load_file(state)
+    newest = max(directory.iterdir(), key=lambda path: int(path.name.partition("-")[2].partition(".")[0]))
+    tensors: dict[str, np.ndarray[Any, Any]] = load_file(newest / "state.safetensors")
     return tensors
 
 

@@ -95,6 +95,18 @@ class FakeEngine:
             raise EngineRefused(f"{path}: hash differs", "server")
         return data
 
+    async def load(self, model: str, path: str, lora: Lora, sha256: str, optimizer: bool) -> None:
+        await self._step("load", model)
+        data = json.loads(self._load(path, sha256))
+        if isinstance(data, int):  # a sampler's
+            assert not optimizer
+            data = {"lora": dataclasses.asdict(lora), "weights": data}
+        adapter = Adapter(**data)
+        assert adapter.lora == dataclasses.asdict(lora)
+        if not optimizer:
+            adapter = Adapter(adapter.lora, adapter.weights)
+        self.models[model] = dataclasses.replace(adapter, gradients=[], seq=0)
+
     async def drop(self, model: str) -> None:
         del self.models[model]
 
@@ -139,7 +151,8 @@ class FakeEngine:
 
     async def write(self, model: str, seq: int, path: str, parts: Parts) -> Written:
         await self._step("write", model, seq)
-        data = self.models[model].dump() if parts == "all" else str(self.models[model].weights).encode()
+        adapter = dataclasses.replace(self.models[model], seq=seq)
+        data = adapter.dump() if parts == "all" else str(adapter.weights).encode()
         return self._store(path, data)
 
     def _store(self, path: str, data: bytes) -> Written:

@@ -54,7 +54,7 @@ async def count_calls() -> int:
 
 async def test_the_engine_dies_in_each_call() -> None:
     """Whatever call it dies in, the next engine ends with the same adapters and the client was told the same."""
-    adapters, told = await unbroken()
+    adapters, told = await unbroken(LOOP)
     for die_at in range(1, await count_calls() + 1):
         for budget in (0.0, 1e9):
             calls = itertools.count(1)
@@ -214,7 +214,7 @@ async def test_a_new_session_recovers_nothing() -> None:
 async def test_three_incarnations_serve_at_once() -> None:
     """Two zombies keep taking and running operations: none is acknowledged, told or counted."""
     disk, client = Disk(), Client()
-    adapters, told = await unbroken()
+    adapters, told = await unbroken(LOOP)
     async with running(disk, fence_interval=1e6) as first:
         await client.play(first.service, LOOP[:2])
         async with running(disk, attempt=2, pod="pod-2", fence_interval=1e6) as second:
@@ -235,7 +235,7 @@ async def test_three_incarnations_serve_at_once() -> None:
 async def test_a_zombie_in_mid_operation_adds_nothing() -> None:
     """It finishes its step after the newcomer claimed: no result, no snapshot, no checkpoint of it counts."""
     disk, client = Disk(), Client()
-    adapters, told = await unbroken()
+    adapters, told = await unbroken(LOOP)
     async with running(disk, fence_interval=1e6) as old:
         await client.play(old.service, LOOP[:3])
         await old.settled()

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from everloop_trainer.session.operations import Operation
+from everloop_trainer.session.outcomes import Succeeded
 from tests.session.fake_engine import FakeEngine
 from tests.session.world import (
     SESSION,
@@ -21,6 +22,7 @@ from tests.session.world import (
     create,
     fb,
     freeze,
+    load,
     optim,
     running,
     sample,
@@ -30,7 +32,22 @@ from tests.session.world import (
 from tests.store.crash_files import CrashFiles, Died, Disk
 
 SEED = 20300101
-KINDS = ("fb", "fb", "fb", "optim", "optim", "forward", "bad", "save", "freeze", "sample", "bad-optim")
+KINDS = (
+    "fb",
+    "fb",
+    "fb",
+    "optim",
+    "optim",
+    "forward",
+    "bad",
+    "save",
+    "freeze",
+    "sample",
+    "bad-optim",
+    "pin",
+    "load",
+    "load-weights",
+)
 
 
 @dataclass(frozen=True)
@@ -56,14 +73,16 @@ steps = st.lists(
 
 
 def build(plan: list[list[tuple[str, str]]]) -> list[list[Operation]]:
-    """Operations of the drawn kinds, numbered; samplers are used from the step after their creation on."""
+    """Operations of the drawn kinds, numbered; samplers and checkpoints are used from the step after theirs on."""
     numbers = {A: 0, B: 0}
     samplers: list[str] = []
+    pins: list[str] = []
     loop: list[list[Operation]] = [[create(A), create(B, rank=8)]]
     samples = 0
     for drawn in plan:
         step: list[Operation] = []
         made: list[str] = []
+        pinned: list[str] = []
         for model, kind in drawn:
             if kind == "sample":
                 samples += 1
@@ -86,11 +105,18 @@ def build(plan: list[list[tuple[str, str]]]) -> list[list[Operation]]:
                     step.append(optim(model, seq, -1.0))
                 case "save":
                     step.append(save(model, seq, f"n{seq % 3}", overwrite=seq % 2 == 0))
+                case "pin":
+                    step.append(save(model, seq, f"pin{seq}"))
+                    pinned.append(f"tinker://{model}/weights/pin{seq}")
+                case "load" | "load-weights":
+                    path = pins[-1] if pins else f"tinker://{SESSION}:train:9/weights/none"
+                    step.append(load(model, seq, path, optimizer=kind == "load"))
                 case "freeze":
                     number = len(samplers) + len(made)
                     made.append(f"{SESSION}:sample:{number}")
                     step.append(freeze(model, seq, number))
         samplers += made
+        pins += pinned
         loop.append(step)
     return loop
 
@@ -180,6 +206,7 @@ def test_any_loop_under_any_faults(plan: list[list[tuple[str, str]]], ends: list
 
 def test_the_reference_is_not_trivial() -> None:
     """The generator makes loops that apply updates, fail and sample."""
-    loop = build([[(A, "fb"), (A, "optim"), (B, "bad")], [(A, "freeze")], [(B, "sample")]])
+    loop = build([[(A, "fb"), (A, "optim"), (A, "pin"), (B, "bad")], [(A, "freeze")], [(B, "sample"), (A, "load")]])
     _, client = asyncio.run(reference(loop))
-    assert len(client.told) == 7
+    assert len(client.told) == 9
+    assert isinstance(client.told[f"{A}:5"], Succeeded)

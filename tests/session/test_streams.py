@@ -23,6 +23,7 @@ from everloop_trainer.session.operations import (
     Arguments,
     CreateModel,
     ForwardBackward,
+    LoadWeights,
     Operation,
     OptimStep,
     Refused,
@@ -34,11 +35,11 @@ from everloop_trainer.session.operations import (
 )
 from everloop_trainer.session.outcomes import JSON
 from everloop_trainer.session.ports import Lora, Manifest, Position
-from everloop_trainer.session.records import Accept, Deliver, Open, Record, Result, Seal, Stored, Try
+from everloop_trainer.session.records import Accept, Deliver, Loaded, Open, Record, Result, Seal, Stored, Try
 from everloop_trainer.session.recovery import plans
 from everloop_trainer.session.streams import Ended, Entry, Stream
 from everloop_trainer.store.segments import encode, read_at
-from tests.session.world import BASE, SAMPLER, SESSION, TIME, A, create, fb, optim, sample, save
+from tests.session.world import BASE, SAMPLER, SESSION, TIME, A, create, fb, load, optim, sample, save
 
 
 def entry(stream: str, operation: Operation, offset: int = 0, *, durable: bool = True) -> Entry:
@@ -134,6 +135,7 @@ EVERY_KIND: list[Arguments] = [
     Sample((), 2, 8, 0.7, 0.9, -1, (7, 8), 11, "frozen:m-1/1-2"),
     Sample((), 2, 8, 0.7, 0.9, -1, (), 11, "sampler"),
     Sample((), 2, 8, 0.7, 0.9, -1, "stop", 11, "sampler"),
+    LoadWeights("tinker://m/weights/n", True, "frozen:m-1/1-2", "org/base", {"a": "b"}),
     Refused("load_weights", "not served"),
 ]
 
@@ -166,6 +168,7 @@ def test_a_wrong_argument_in_the_journal_is_named(kind: str, change: dict[str, o
         Accept(A, 1, ForwardBackward(False, "ppo"), TIME),
         Try(A, 1, 4242),
         Result(A, 1, True, JSON, 3, stored=Stored("weights", "1-5", "ab", 7, TIME)),
+        Result(A, 1, True, JSON, 3, loaded=Loaded("frozen:m-1/1-5", "1-1")),
         Result(A, 1, False, JSON, 3, "bad", "user", gradients_dropped=True),
         Deliver(A, 1),
     ],
@@ -237,3 +240,23 @@ def test_plans_replay_what_changed_the_model_after_the_snapshot() -> None:
         (3, [6, 7]),
         (0, [1, 3, 6, 7]),
     ]
+
+
+def test_a_loaded_model_comes_back_from_snapshots_since_the_load_only() -> None:
+    """What a load read may be gone, so nothing before it counts; nor does a snapshot of a load that failed."""
+    path = "tinker://other/weights/n"
+    operations = [
+        (create(A), True),
+        (fb(A, 1), True),
+        (load(A, 2, path), True),
+        (optim(A, 3), True),
+        (load(A, 4, path), False),
+        (fb(A, 5), True),
+    ]
+    stream = Stream(A)
+    for offset, (operation, ok) in enumerate(operations):
+        stream.accept(entry(A, operation, offset))
+        stream.end(operation.seq, ended(operation, ok=ok))
+    found = plans(stream, [snapshot(1, 1), snapshot(2, 2), snapshot(4, 3)])
+    assert [(plan.resumed_from, [e.seq for e in plan.replay]) for plan in found] == [(2, [3, 5])]
+    assert plans(stream, [snapshot(1, 1)]) == []

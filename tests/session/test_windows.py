@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from everloop_trainer.session.operations import Arguments, CreateModel, ForwardBackward, OptimStep, Refused, SaveWeights
+from everloop_trainer.session.operations import (
+    Arguments,
+    CreateModel,
+    ForwardBackward,
+    LoadWeights,
+    OptimStep,
+    Refused,
+    SaveWeights,
+)
 from everloop_trainer.session.ports import Position
 from everloop_trainer.session.windows import Finished, untold_failure
 
@@ -38,7 +46,10 @@ def finished(
         ([finished(1, SaveWeights("n"), ok=False)], None),
         ([finished(1, Refused("forward_backward", "images"), ok=False)], 1),
         ([finished(1, Refused("forward_backward", "images", forward_only=True), ok=False)], None),
-        ([finished(1, Refused("load_weights", "not served"), ok=False)], None),
+        ([finished(1, Refused("save_weights", "not served"), ok=False)], None),
+        ([finished(1, Refused("load_weights", "not served"), ok=False)], 1),
+        ([finished(1, LoadWeights("tinker://none", True), ok=False)], 1),
+        ([finished(1, FB, ok=False), finished(2, LoadWeights("tinker://one", True))], None),
         ([finished(1, FB, ok=False), finished(2, STEP)], None),
         ([finished(1, FB, ok=False), finished(2, STEP, ok=False, dropped=True)], None),
         ([finished(1, FB), finished(2, STEP, ok=False)], 2),
@@ -60,6 +71,9 @@ def finished(
         "refused-forward-backward",
         "refused-forward-only",
         "refused-other",
+        "refused-load",
+        "failed-load",
+        "window-closed-by-a-load",
         "window-closed-by-a-step",
         "window-closed-by-a-dropping-step",
         "refused-step-keeps-the-window-open",

@@ -12,6 +12,7 @@ from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.operations import (
     CreateModel,
     ForwardBackward,
+    LoadWeights,
     Operation,
     OptimStep,
     Sample,
@@ -30,6 +31,8 @@ BASE = BaseModel("smol", "r1", "ab" * 32)
 SESSION = "s-0123456789abcdef-0123456789abcdef"
 A = f"{SESSION}:train:0"
 B = f"{SESSION}:train:1"
+C = f"{SESSION}:train:2"
+D = f"{SESSION}:train:3"
 SAMPLER = f"{SESSION}:sample:0"
 TIME = "2030-01-01T00:00:00Z"
 PATIENCE = 20.0
@@ -53,6 +56,10 @@ def optim(model: str, seq: int, learning_rate: float = 1e-3) -> Operation:
 
 def save(model: str, seq: int, name: str | None, *, overwrite: bool = False) -> Operation:
     return Operation(model, seq, SaveWeights(name, overwrite=overwrite))
+
+
+def load(model: str, seq: int, path: str, *, optimizer: bool = True) -> Operation:
+    return Operation(model, seq, LoadWeights(path, optimizer))
 
 
 def freeze(model: str, seq: int, sampler: int | None, name: str | None = None) -> Operation:
@@ -189,16 +196,29 @@ LOOP: list[list[Operation]] = [
 """A loop on two models with everything in it: chunks, a sampler, a checkpoint, and a failure that costs a step."""
 
 
+LOADS: list[list[Operation]] = [
+    [create(A)],
+    [fb(A, 1, b"a1"), optim(A, 2)],
+    [save(A, 3, "half"), freeze(A, 4, None, "thin")],
+    [load(C, 0, f"tinker://{A}/weights/half"), load(D, 0, f"tinker://{A}/sampler_weights/thin", optimizer=False)],
+    [fb(A, 5, b"five"), optim(A, 6), fb(C, 1, b"five"), optim(C, 2), fb(D, 1, b"five"), optim(D, 2)],
+    [fb(A, 7, b"dropped"), load(A, 8, f"tinker://{A}/weights/half", optimizer=False), save(D, 3, "other")],
+    [fb(A, 9, b"five"), optim(A, 10), load(C, 3, f"tinker://{A}/weights/none"), fb(C, 4, b"c4"), optim(C, 5)],
+    [load(D, 4, f"tinker://{A}/weights/half"), fb(D, 5, b"d5"), optim(D, 6), fb(A, 11, b"a11"), optim(A, 12)],
+]
+"""Loads of each kind: into new models and into existing ones, with optimizer and without, and one that fails."""
+
+
 def states(engine: FakeEngine) -> dict[str, bytes]:
     """The adapters of an engine, byte for byte."""
     return {model: adapter.dump() for model, adapter in engine.models.items()}
 
 
-async def unbroken() -> tuple[dict[str, bytes], dict[str, Succeeded | Failed]]:
-    """Final adapters and outcomes of the loop that nothing happens to."""
+async def unbroken(loop: list[list[Operation]]) -> tuple[dict[str, bytes], dict[str, Succeeded | Failed]]:
+    """Final adapters and outcomes of a loop that nothing happens to."""
     client = Client()
     async with running(Disk()) as world:
-        await client.play(world.service, LOOP)
+        await client.play(world.service, loop)
         await world.settled()
         return states(world.engine), client.told
 

@@ -127,7 +127,7 @@ async def test_the_fence_is_read_before_a_manifest_and_before_a_deletion() -> No
     with pytest.raises(Fenced):
         await store.states.commit(replace(manifest, key="1-9"))
     with pytest.raises(Fenced):
-        await store.states.retain(A)
+        await store.states.retain(A, None)
     assert sorted(disk.files) == before
     await store.journal.close()
 
@@ -138,7 +138,7 @@ async def test_a_deletion_reads_the_fence_itself() -> None:
     store = await opened(disk)
     for seq in (1, 2, 3):
         await stored(store, disk, seq)
-    retaining = asyncio.create_task(store.states.retain(A))
+    retaining = asyncio.create_task(store.states.retain(A, None))
     listing = store.states._files.list
     files = store.states._files
     assert isinstance(files, CrashFiles)
@@ -168,7 +168,7 @@ async def test_two_snapshots_are_kept_and_the_leavings_of_the_dead_go() -> None:
     for seq in (3, 4):
         await stored(store, disk, seq)
     CrashFiles(disk).create(store.states.place("snapshots", A, 5, 1).path.removeprefix(PREFIX), b"in progress")
-    await store.states.retain(A)
+    await store.states.retain(A, None)
     assert CrashFiles(disk).list(layout.states(storage_id(A), "snapshots")) == ["2-3", "2-4", "2-5"]
     await store.journal.close()
 

@@ -50,6 +50,17 @@ class LoraModel:
         gradients = torch.from_numpy(state.groups["grad"]) if "grad" in state.groups else None
         return cls(adapter, optimizer, gradients, state.seq)
 
+    @classmethod
+    def loaded(cls, base: BaseModel, path: Path, spec: LoraSpec, *, optimizer: bool) -> LoraModel:
+        """Begin a model with a checkpoint's weights, and its optimizer or a fresh one; numbers start anew.
+
+        Raises StateError or OSError if the file does not hold an adapter like `spec`, or no optimizer.
+        """
+        model = cls.restored(base, path, spec, "all" if optimizer else "weights")
+        model._gradients = None
+        model.seq = 0
+        return model
+
     @property
     def step(self) -> int:
         """Number of optimizer steps taken."""

@@ -58,6 +58,7 @@ class Worker:
         self._operations: dict[str, Callable[[Mapping[str, Any], bytes], Answer]] = {
             "init": self._init,
             "restore": self._restore,
+            "load": self._load,
             "drop": self._drop,
             "forward_backward": self._forward_backward,
             "optim_step": self._optim_step,
@@ -140,6 +141,15 @@ class Worker:
         _check_sha256(path, header["sha256"])
         model = self._models[header["model"]] = LoraModel.restored(self._base, path, spec, header["parts"])
         return {"seq": model.seq, "step": model.step, "gradients": model.has_gradients}, b""
+
+    def _load(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        spec = _lora_spec(header["lora"])
+        spec.check(self._config.max_rank)
+        path = Path(header["path"])
+        _check_sha256(path, header["sha256"])
+        model = LoraModel.loaded(self._base, path, spec, optimizer=header["optimizer"])
+        self._models[header["model"]] = model
+        return {"step": model.step}, b""
 
     def _drop(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         self._models.pop(header["model"], None)

@@ -35,6 +35,7 @@ def build_app(gate: Gate) -> Starlette:
         "create_model": pod.create_model,
         "forward_backward": pod.forward_backward,
         "optim_step": pod.optim_step,
+        "load_weights": pod.load_weights,
         "save_weights": pod.save_weights,
         "save_weights_for_sampler": pod.save_weights_for_sampler,
         "asample": pod.sample,
@@ -83,6 +84,10 @@ class _Routes:
 
     async def optim_step(self, request: Request) -> Response:
         return await self._submit(submissions.optim_step(await read_json_object(request)))
+
+    async def load_weights(self, request: Request) -> Response:
+        allowed = request.headers.get(WEIGHTS_HEADER)
+        return await self._submit(submissions.load_weights(await read_json_object(request), allowed))
 
     async def save_weights(self, request: Request) -> Response:
         return await self._submit(submissions.save_weights(await read_json_object(request)))

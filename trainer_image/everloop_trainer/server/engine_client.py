@@ -70,6 +70,12 @@ class EngineClient:
             "restore", model=model, path=path, lora=dataclasses.asdict(lora), sha256=sha256, parts=parts
         )
 
+    async def load(self, model: str, path: str, lora: Lora, sha256: str, optimizer: bool) -> None:
+        """See `session.ports.Engine`."""
+        await self._request(
+            "load", model=model, path=path, lora=dataclasses.asdict(lora), sha256=sha256, optimizer=optimizer
+        )
+
     async def drop(self, model: str) -> None:
         """See `session.ports.Engine`."""
         await self._request("drop", model=model)

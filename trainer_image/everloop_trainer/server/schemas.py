@@ -86,6 +86,22 @@ class OptimStepRequest(_Request):
     type: Literal["optim_step"] = "optim_step"
 
 
+class LoadWeightsRequest(_Request):
+    """SDK `LoadWeightsRequest`: into a model (`model_id`, `seq_id`), or into a new one (`session_id`, ...)."""
+
+    model_id: str | None = None
+    seq_id: int | None = None
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    base_model: str | None = None
+    user_metadata: dict[str, Any] | None = None
+    path: str
+    optimizer: bool
+    optimizer_config: OptimizerConfig | None = None
+    weights_access_token: str | None = None
+    type: Literal["load_weights"] = "load_weights"
+
+
 class SaveWeightsRequest(_Request):
     """SDK `SaveWeightsRequest`."""
 

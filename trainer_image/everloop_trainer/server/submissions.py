@@ -20,6 +20,7 @@ from everloop_trainer.session.operations import (
     Arguments,
     CreateModel,
     ForwardBackward,
+    LoadWeights,
     Operation,
     OptimStep,
     Refused,
@@ -30,6 +31,9 @@ from everloop_trainer.session.operations import (
 
 MAX_SAMPLES = 1024
 """Continuations in one sample request."""
+
+LONGEST_PATH = 400
+"""Characters of a path that an error message repeats."""
 
 _SESSION = re.compile(r"[a-z0-9-]{1,63}")
 _MODEL = re.compile(rf"[a-z0-9-]{{1,63}}{identifiers.TRAINING}[0-9]{{1,18}}")
@@ -64,6 +68,16 @@ def forward_backward(message: Any, body: bytes) -> Operation:
 def optim_step(body: Body) -> Operation:
     """SDK OptimStepRequest."""
     return Operation(*_address(body), _content(OptimStep.KIND, lambda: _optim_step(body)))
+
+
+def load_weights(body: Body, allowed: str | None) -> Operation:
+    """SDK LoadWeightsRequest, in both forms. `allowed`: the path that the client may read, as the gateway says."""
+    if body.get("model_id") is not None:
+        stream, seq = _address(body)
+    else:
+        session, number = _text(body, "session_id", _SESSION), _number(body, "model_seq_id", 0)
+        stream, seq = identifiers.model_id(session, number), identifiers.CREATION
+    return Operation(stream, seq, _content(LoadWeights.KIND, lambda: _load_weights(body, allowed)))
 
 
 def save_weights(body: Body) -> Operation:
@@ -126,6 +140,22 @@ def _optim_step(body: Body) -> Arguments:
         eps=params.eps,
         weight_decay=params.weight_decay,
         grad_clip_norm=params.grad_clip_norm,
+    )
+
+
+def _load_weights(body: Body, allowed: str | None) -> Arguments:
+    request = _validated(schemas.LoadWeightsRequest, body)
+    if request.path != allowed:
+        raise _ContentError(f"path: {request.path[:LONGEST_PATH]!r} is no checkpoint that this API key may load")
+    if request.optimizer_config is not None and request.optimizer_config.type != "adamw":
+        raise _ContentError(f"optimizer_config.type: {request.optimizer_config.type!r} is not served, only 'adamw'")
+    if request.weights_access_token is not None:
+        raise _ContentError("weights_access_token: not served by this version")
+    return LoadWeights(
+        path=request.path,
+        optimizer=request.optimizer,
+        base_model=request.base_model,
+        user_metadata=request.user_metadata,
     )
 
 

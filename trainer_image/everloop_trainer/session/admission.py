@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from everloop_trainer.session.operations import CreateModel, SaveWeights, SaveWeightsForSampler
+from everloop_trainer.session.history import Checkpoint
+from everloop_trainer.session.operations import CreateModel, LoadWeights, SaveWeights, SaveWeightsForSampler
+from everloop_trainer.session.ports import Lora
 from everloop_trainer.session.status import BaseModel
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -12,16 +15,45 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 def refuse_model(args: CreateModel, base: BaseModel, max_models: int, max_rank: int, models: int) -> str | None:
     """Why a model cannot be created, or None. `models` is how many exist already."""
-    if args.base_model != base.name and args.base_model not in base.aliases:
-        return f"base_model: {args.base_model!r} is not served here; this session serves {base.name!r}"
+    error = _refuse_base_model(args.base_model, base)
+    if error is not None:
+        return error
     if args.rank < 1:
         return f"lora_config.rank: must be positive, got {args.rank}"
     if args.rank > max_rank:
         return f"lora_config.rank: {args.rank} is above this session's adapters.maxRank of {max_rank}"
     if not (args.train_mlp or args.train_attn or args.train_unembed):
         return "lora_config: at least one of train_mlp, train_attn, train_unembed must be true"
+    return _refuse_another(args.KIND, max_models, models)
+
+
+def refuse_load(
+    args: LoadWeights, source: Checkpoint, present: Lora | None, base: BaseModel, max_models: int, models: int
+) -> str | None:
+    """Why a checkpoint cannot be loaded, or None. `models` is how many exist already.
+
+    `present` is the adapter of the model that is to be loaded into; None where the load creates the model.
+    """
+    if args.base_model is not None and (error := _refuse_base_model(args.base_model, base)) is not None:
+        return error
+    if args.optimizer and source.stored.kind != "weights":
+        return f"path: {args.path!r} holds no optimizer state; load it without, or load a training checkpoint"
+    if present is None:
+        return _refuse_another(args.KIND, max_models, models)
+    if replace(present, seed=source.lora.seed) != source.lora:
+        return f"path: {args.path!r} is an adapter of another shape ({source.lora}) than this model ({present})"
+    return None
+
+
+def _refuse_base_model(name: str, base: BaseModel) -> str | None:
+    if name != base.name and name not in base.aliases:
+        return f"base_model: {name!r} is not served here; this session serves {base.name!r}"
+    return None
+
+
+def _refuse_another(kind: str, max_models: int, models: int) -> str | None:
     if models >= max_models:
-        return f"create_model: this session already has {models} models, its adapters.maxModels"
+        return f"{kind}: this session already has {models} models, its adapters.maxModels"
     return None
 
 

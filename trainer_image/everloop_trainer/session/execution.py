@@ -10,10 +10,12 @@ from everloop_trainer.session.context import Context
 from everloop_trainer.session.errors import Category, EngineRefused
 from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import CREATION, sampling_session_id, session_of, tinker_path
+from everloop_trainer.session.loading import Loading, loaded_step
 from everloop_trainer.session.operations import (
     FROZEN,
     CreateModel,
     ForwardBackward,
+    LoadWeights,
     OptimStep,
     Refused,
     Sample,
@@ -23,34 +25,25 @@ from everloop_trainer.session.operations import (
 from everloop_trainer.session.outcomes import JSON, PROTOBUF, ContentType
 from everloop_trainer.session.poison import cause
 from everloop_trainer.session.ports import (
+    ALPHA,
     Engine,
     FrozenWeights,
     Lora,
     Manifest,
     Parts,
     Place,
-    Position,
     StateKind,
     Written,
 )
-from everloop_trainer.session.records import Result, Stored
+from everloop_trainer.session.records import Loaded, Result, Stored
+from everloop_trainer.session.recovery import stands_on
 from everloop_trainer.session.streams import Entry
 from everloop_trainer.session.windows import untold_failure
 
-ALPHA = 32
-"""LoRA alpha of every adapter; the scale is alpha / rank (the hosted service's convention)."""
 SKIPPED = "skipped_no_gradients"
 """Metric of an optim_step that found no gradients and changed nothing."""
 
 Ending = tuple[Result, bytes]
-
-
-def stands_on(entry: Entry, history_entries: dict[int, Entry]) -> Position:
-    """The newest record that the state before a model's operation follows from."""
-    before = history_entries.get(entry.seq - 1)
-    if before is None or before.ended is None:
-        return entry.accepted
-    return max(entry.accepted, before.ended.position)
 
 
 class Execution:
@@ -58,6 +51,7 @@ class Execution:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._loading = Loading(context)
 
     async def run(self, engine: Engine, generation: int, entry: Entry) -> Ending:
         """The result record of an operation and its body.
@@ -85,6 +79,8 @@ class Execution:
             return await self._sample(engine, entry, args)
         if isinstance(args, CreateModel):
             return await self._create(engine, entry, args)
+        if isinstance(args, LoadWeights) and entry.seq == CREATION:
+            return await self._load(engine, generation, entry, args)
         model = self._context.history.models.get(entry.stream)
         if model is None:
             creation = self._context.history.streams[entry.stream].entries[CREATION].ended
@@ -97,6 +93,8 @@ class Execution:
                 return self._succeeded(entry, answer, PROTOBUF)
             case OptimStep():
                 return await self._optimize(engine, entry, args, model)
+            case LoadWeights():
+                return await self._load(engine, generation, entry, args)
             case SaveWeights():
                 return await self._save(engine, generation, entry, args, model, "weights")
             case SaveWeightsForSampler():
@@ -125,6 +123,14 @@ class Execution:
         metrics = await engine.optim_step(entry.stream, entry.seq, args)
         step = model.step if SKIPPED in metrics else model.step + 1
         return self._answered(entry, {"metrics": metrics, "type": "optim_step"}, step=step)
+
+    async def _load(self, engine: Engine, generation: int, entry: Entry, args: LoadWeights) -> Ending:
+        source = self._loading.source(entry, args)
+        if isinstance(source, str):
+            return self._failed(entry, source)
+        loaded = await self._loading.run(engine, generation, entry, args, source)
+        answer = {"path": args.path, "model_id": entry.stream, "type": args.KIND}
+        return self._answered(entry, answer, step=loaded_step(args, source), loaded=loaded)
 
     async def _save(
         self,
@@ -199,14 +205,20 @@ class Execution:
         weights = FrozenWeights(
             self._context.states.path(stored.kind, checkpoint.model_id, stored.key),
             stored.sha256,
-            self._context.history.models[checkpoint.model_id].info.lora,
+            checkpoint.lora,
         )
         return self._succeeded(entry, await engine.sample(weights, args), PROTOBUF)
 
     def _answered(
-        self, entry: Entry, answer: dict[str, Any], *, step: int | None = None, stored: Stored | None = None
+        self,
+        entry: Entry,
+        answer: dict[str, Any],
+        *,
+        step: int | None = None,
+        stored: Stored | None = None,
+        loaded: Loaded | None = None,
     ) -> Ending:
-        return self._succeeded(entry, json.dumps(answer, separators=(",", ":")).encode(), JSON, step, stored)
+        return self._succeeded(entry, json.dumps(answer, separators=(",", ":")).encode(), JSON, step, stored, loaded)
 
     def _succeeded(
         self,
@@ -215,9 +227,10 @@ class Execution:
         content_type: ContentType,
         step: int | None = None,
         stored: Stored | None = None,
+        loaded: Loaded | None = None,
     ) -> Ending:
         step = self._step(entry) if step is None else step
-        return Result(entry.stream, entry.seq, True, content_type, step, stored=stored), body
+        return Result(entry.stream, entry.seq, True, content_type, step, stored=stored, loaded=loaded), body
 
     def _failed(
         self, entry: Entry, error: str, category: Category = "user", *, gradients_dropped: bool = False

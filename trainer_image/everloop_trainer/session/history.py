@@ -13,9 +13,9 @@ from everloop_trainer.session.identifiers import (
     storage_id,
     tinker_path,
 )
-from everloop_trainer.session.operations import FROZEN, CreateModel, SaveWeights, SaveWeightsForSampler
+from everloop_trainer.session.operations import FROZEN, CreateModel, LoadWeights, SaveWeights, SaveWeightsForSampler
 from everloop_trainer.session.ports import Lora, Position
-from everloop_trainer.session.records import Accept, Deliver, Open, Record, Result, Stored, Try
+from everloop_trainer.session.records import Accept, Deliver, Loaded, Open, Record, Result, Stored, Try
 from everloop_trainer.session.streams import Ended, Entry, Stream
 from everloop_trainer.session.windows import Finished, closes_window
 
@@ -49,6 +49,7 @@ class Checkpoint:
     model_id: str
     name: str | None
     step: int
+    lora: Lora
     stored: Stored
 
     @property
@@ -64,12 +65,16 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class Model:
-    """What is known of one model: optimizer steps applied, and the numbers of its open accumulation window."""
+    """What is known of one model: optimizer steps applied, and the numbers of its open accumulation window.
+
+    `root` is the key of the snapshot that its newest load_weights made, if it had one.
+    """
 
     info: ModelInfo
     step: int = 0
     window: list[int] = field(default_factory=list)
     latest_checkpoint: Checkpoint | None = None
+    root: str | None = None
 
 
 class History:
@@ -128,6 +133,8 @@ class History:
                 raise ValueError(f"{entry.request_id} was accepted without a seed")
             lora = Lora(args.rank, args.seed, args.train_mlp, args.train_attn, args.train_unembed)
             self.models[entry.stream] = Model(ModelInfo(entry.stream, args.base_model, lora))
+        if isinstance(args, LoadWeights) and result.loaded is not None:
+            self._load(entry, result.loaded)
         model = self.models.get(entry.stream)
         if model is None:
             return
@@ -138,11 +145,20 @@ class History:
         if result.stored is not None:
             self._take_checkpoint(model, entry, result.stored)
 
+    def _load(self, entry: Entry, loaded: Loaded) -> None:
+        source = self.frozen.get(loaded.source)
+        if source is None:
+            raise ValueError(f"{entry.request_id} loaded {loaded.source!r}, which was never stored")
+        info = ModelInfo(entry.stream, self.models[source.model_id].info.base_model, source.lora)
+        model = self.models.setdefault(entry.stream, Model(info))
+        model.info = info
+        model.root = loaded.snapshot
+
     def _take_checkpoint(self, model: Model, entry: Entry, stored: Stored) -> None:
         args = entry.args
         if not isinstance(args, SaveWeights | SaveWeightsForSampler):
             raise ValueError(f"{entry.request_id} stored weights but is a {args.KIND}")
-        checkpoint = Checkpoint(entry.stream, args.name, model.step, stored)
+        checkpoint = Checkpoint(entry.stream, args.name, model.step, model.info.lora, stored)
         self.frozen[checkpoint.frozen] = checkpoint
         if checkpoint.path is not None:
             self.checkpoints[checkpoint.path] = checkpoint

@@ -62,6 +62,24 @@ class OptimStep:
 
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """SDK `load_weights`: a checkpoint into an existing model or, as number 0, into a new one that it creates.
+
+    With `optimizer` its moments and step count are loaded too, else they start anew; gradients never come with it.
+    `source` is the `frozen:` name of another model's checkpoint, settled at acceptance; None if there was none then.
+    `base_model` is what the client asked for, None where it left it open.
+    """
+
+    KIND: ClassVar[str] = "load_weights"
+    path: str
+    optimizer: bool
+    source: str | None = None
+    base_model: str | None = None
+    user_metadata: dict[str, Any] | None = None
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
 class SaveWeights:
     """SDK `save_weights` (`save_state`): a named training checkpoint with optimizer state. `ttl_seconds` in seconds."""
 
@@ -121,11 +139,22 @@ class Refused:
     forward_only: bool = False
 
 
-Arguments = CreateModel | ForwardBackward | OptimStep | SaveWeights | SaveWeightsForSampler | Sample | Refused
+Arguments = (
+    CreateModel | ForwardBackward | OptimStep | LoadWeights | SaveWeights | SaveWeightsForSampler | Sample | Refused
+)
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     kind.KIND: TypeAdapter(kind)
-    for kind in (CreateModel, ForwardBackward, OptimStep, SaveWeights, SaveWeightsForSampler, Sample, Refused)
+    for kind in (
+        CreateModel,
+        ForwardBackward,
+        OptimStep,
+        LoadWeights,
+        SaveWeights,
+        SaveWeightsForSampler,
+        Sample,
+        Refused,
+    )
 }
 
 
@@ -175,6 +204,8 @@ class Operation:
             return
         if isinstance(self.args, Sample) != is_sampler(self.stream):
             raise ValueError(f"stream: a {self.args.KIND} does not belong to {self.stream!r}")
+        if isinstance(self.args, LoadWeights):
+            return
         if is_model(self.stream) and isinstance(self.args, CreateModel) != (self.seq == CREATION):
             raise ValueError(f"seq: {self.seq} is not a number that a {self.args.KIND} can have")
 

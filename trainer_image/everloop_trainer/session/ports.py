@@ -17,6 +17,8 @@ from everloop_trainer.session.status import BaseModel
 Parts = Literal["all", "weights"]
 StateKind = Literal["snapshots", "weights", "sampler_weights"]
 """A snapshot is internal; `weights` and `sampler_weights` are the two kinds of checkpoints."""
+ALPHA = 32
+"""LoRA alpha of every adapter; the scale is alpha / rank (the hosted service's convention)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,13 @@ class Engine(Protocol):
         """Load an adapter, with `all` also its optimizer, step and accumulated gradients; replaces one of that name.
 
         Raises EngineRefused if the file is missing or has another hash.
+        """
+
+    async def load(self, model: str, path: str, lora: Lora, sha256: str, optimizer: bool) -> None:
+        """Begin a model with what a checkpoint holds: its weights, and its optimizer or a fresh one.
+
+        No gradients are outstanding and no operation was applied; replaces a model of that name. Raises EngineRefused
+        if the file is missing, has another hash, or holds no optimizer where it is asked for.
         """
 
     async def drop(self, model: str) -> None:
@@ -190,8 +199,8 @@ class States(Protocol):
     async def find(self, kind: StateKind, model: str, operation: str) -> Manifest | None:
         """The intact checkpoint that an earlier try of this operation stored, if any."""
 
-    async def retain(self, model: str) -> None:
-        """Read the fence, then delete all but the newest two snapshots."""
+    async def retain(self, model: str, kept: str | None) -> None:
+        """Read the fence, then delete all snapshots but the newest two and the one of key `kept`."""
 
     def path(self, kind: StateKind, model: str, key: str) -> str:
         """Absolute path of a state's data file, for the engine."""

@@ -68,6 +68,15 @@ class Stored:
     time: str
 
 
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load_weights loaded, by its `frozen:` name, and the key of the snapshot that the model stands on since."""
+
+    source: str
+    snapshot: str
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """An operation ended. The body is the result as it is delivered; empty for a failure.
@@ -85,6 +94,7 @@ class Result:
     category: Category | None = None
     gradients_dropped: bool = False
     stored: Stored | None = None
+    loaded: Loaded | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,8 @@ def to_header(record: Record) -> dict[str, Any]:
                 header |= {"err": record.error, "category": record.category, "dropped": record.gradients_dropped}
             if record.stored is not None:
                 header["stored"] = _STORED.dump_python(record.stored, mode="json")
+            if record.loaded is not None:
+                header["loaded"] = {"source": record.loaded.source, "snapshot": record.loaded.snapshot}
             return header
 
 
@@ -176,6 +188,7 @@ class _Header:
     category: Category | None = None
     dropped: bool = False
     stored: Stored | None = None
+    loaded: Loaded | None = None
 
     def need(self, *keys: str) -> list[Any]:
         values = [getattr(self, key) for key in keys]
@@ -218,5 +231,14 @@ def from_header(header: bytes) -> Record:
             if not ok:
                 found.need("err", "category")
             return Result(
-                stream, found.n, ok, content_type, step, found.err, found.category, found.dropped, found.stored
+                stream,
+                found.n,
+                ok,
+                content_type,
+                step,
+                found.err,
+                found.category,
+                found.dropped,
+                found.stored,
+                found.loaded,
             )

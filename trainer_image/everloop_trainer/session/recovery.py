@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everloop_trainer.session.operations import ForwardBackward, OptimStep
-from everloop_trainer.session.ports import Manifest
+from everloop_trainer.session.operations import ForwardBackward, LoadWeights, OptimStep
+from everloop_trainer.session.ports import Manifest, Position
 from everloop_trainer.session.streams import Entry, Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Start from `base` (None: a fresh adapter), then run `replay` in order."""
+    """Start from `base` (None: a fresh adapter, as `create_model` made it), then run `replay` in order."""
 
     base: Manifest | None
     replay: tuple[Entry, ...]
@@ -36,18 +36,50 @@ def changes_state(entry: Entry) -> bool:
             return False
 
 
-def usable(stream: Stream, snapshots: Iterable[Manifest]) -> list[Manifest]:
-    """The snapshots that the history covers, newest state first.
+def stands_on(entry: Entry, history_entries: dict[int, Entry]) -> Position:
+    """The newest record that the state before a model's operation follows from."""
+    before = history_entries.get(entry.seq - 1)
+    if before is None or before.ended is None:
+        return entry.accepted
+    return max(entry.accepted, before.ended.position)
 
-    A snapshot of an operation without a result would make that operation count twice, so it is none.
+
+def last_load(stream: Stream) -> Entry | None:
+    """The newest load_weights of a model that succeeded: nothing before it is in the model any more."""
+    loads = (
+        entry
+        for entry in stream.finished()
+        if isinstance(entry.args, LoadWeights) and entry.ended is not None and entry.ended.result.ok
+    )
+    return max(loads, key=lambda entry: entry.seq, default=None)
+
+
+def usable(stream: Stream, snapshots: Iterable[Manifest], since: int = 0) -> list[Manifest]:
+    """The snapshots that the history covers and that hold operation `since`, newest state first.
+
+    A snapshot of an operation without a result would make that operation count twice, so it is none; nor is one that
+    a load wrote which failed after all.
     """
-    covered = [snapshot for snapshot in snapshots if snapshot.seq < stream.done]
+    covered = [
+        snapshot
+        for snapshot in snapshots
+        if since <= snapshot.seq < stream.done and not _failed_load(stream.entries[snapshot.seq])
+    ]
     return sorted(covered, key=lambda snapshot: (snapshot.seq, snapshot.stands_on), reverse=True)
 
 
+def _failed_load(entry: Entry) -> bool:
+    return isinstance(entry.args, LoadWeights) and entry.ended is not None and not entry.ended.result.ok
+
+
 def plans(stream: Stream, snapshots: Sequence[Manifest]) -> list[Plan]:
-    """Ways to bring a model back, best first: each leads to the same state, the last needs no snapshot at all."""
+    """Ways to bring a model back, best first: each leads to the same state, the last needs no snapshot at all.
+
+    Except after a load: what it read may be gone, so a loaded model comes back from a snapshot only.
+    """
+    load = last_load(stream)
+    bases = usable(stream, snapshots, since=load.seq if load is not None else 0)
     return [
         Plan(base, tuple(entry for entry in stream.finished(after=base.seq if base else 0) if changes_state(entry)))
-        for base in [*usable(stream, snapshots), None]
+        for base in ([*bases, None] if load is None else bases)
     ]

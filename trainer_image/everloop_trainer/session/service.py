@@ -12,7 +12,7 @@ from everloop_trainer.session.context import Context, SessionConfig
 from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFailed
 from everloop_trainer.session.history import History, Model, ModelInfo, SamplerInfo
 from everloop_trainer.session.identifiers import storage_id
-from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, Operation, Refused, Sample
+from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
 from everloop_trainer.session.ports import EngineSource, Journal, Position, States
 from everloop_trainer.session.records import Accept, Deliver, Record, is_readable
@@ -104,8 +104,13 @@ class SessionService:
         self._runner.offer(entry.stream)
 
     def _resolve(self, operation: Operation) -> Operation:
-        """Settle at acceptance what a replay must find settled: seeds, and which file a sample is drawn from."""
+        """Settle at acceptance what a replay must find settled: seeds, and which file is sampled from or loaded."""
         args = operation.args
+        if isinstance(args, LoadWeights):
+            checkpoint = self._context.history.checkpoints.get(args.path)
+            if checkpoint is None or checkpoint.model_id == operation.stream:
+                return operation
+            return replace(operation, args=replace(args, source=checkpoint.frozen))
         if not isinstance(args, CreateModel | Sample):
             return operation
         if args.seed is None:

@@ -9,10 +9,9 @@ import structlog
 
 from everloop_trainer.session.context import Context
 from everloop_trainer.session.errors import EngineRefused, Fenced, StorageFailed
-from everloop_trainer.session.execution import ALPHA
 from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import request_id
-from everloop_trainer.session.ports import Engine, Manifest, Place, Position, Written
+from everloop_trainer.session.ports import ALPHA, Engine, Manifest, Place, Position, Written
 
 COST = 0.05
 """Share of the engine's time that writing snapshots may take while the replay is below its budget."""
@@ -137,7 +136,7 @@ class Snapshotting:
             self.last_time = manifest.time
             self._context.storage_error = ""
             log.info("snapshot stored", model=model_id, seq=seq, step=step, bytes=written.size)
-            await self._context.states.retain(model_id)
+            await self._context.states.retain(model_id, model.root)
         except EngineRefused as refused:
             self._complain(model_id, refused.error)
         except (ConnectionError, EOFError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from everloop_trainer.session.operations import Arguments, ForwardBackward, OptimStep, Refused
+from everloop_trainer.session.operations import Arguments, ForwardBackward, LoadWeights, OptimStep, Refused
 from everloop_trainer.session.ports import Position
 
 
@@ -36,11 +36,13 @@ class Finished:
 
 def closes_window(operation: Finished) -> bool:
     """Whether the accumulation window ends with this operation: its gradients were applied or dropped."""
+    if isinstance(operation.args, LoadWeights):
+        return operation.ok
     return isinstance(operation.args, OptimStep) and (operation.ok or operation.gradients_dropped)
 
 
 def is_failure(operation: Finished) -> bool:
-    """Whether this operation leaves a gap in its window: a forward_backward or optim_step that changed nothing."""
+    """Whether this operation leaves a gap in its window: one that was to change the model and changed nothing."""
     if operation.ok or operation.gradients_dropped:
         return False
     match operation.args:
@@ -48,7 +50,7 @@ def is_failure(operation: Finished) -> bool:
             return not forward_only
         case Refused(operation="forward_backward", forward_only=forward_only):
             return not forward_only
-        case OptimStep() | Refused(operation="optim_step"):
+        case OptimStep() | LoadWeights() | Refused(operation="optim_step" | "load_weights"):
             return True
         case _:
             return False

@@ -113,13 +113,13 @@ class StoredStates:
             log.error("stored state is not what its manifest says", path=path)
         return intact
 
-    async def retain(self, model: str) -> None:
+    async def retain(self, model: str, kept: str | None) -> None:
         """See session.ports.States. What older incarnations left unfinished goes too."""
-        kept = {manifest.key for manifest in (await self.snapshots(model))[:RETAINED_SNAPSHOTS]}
+        stay = {kept, *(manifest.key for manifest in (await self.snapshots(model))[:RETAINED_SNAPSHOTS])}
         directory = layout.states(storage_id(model), "snapshots")
         for key in await self._io(lambda: self._files.list(directory)):
             own = _writer(key) == self._journal.number
-            if key in kept or (own and not await self._has_manifest(directory, key)):
+            if key in stay or (own and not await self._has_manifest(directory, key)):
                 continue
             await self._journal.check_fence()
             await self._delete(f"{directory}/{key}")
