@@ -86,4 +86,4 @@ def test_bad_field_is_refused_at_admission(everloop: Everloop, field: str, spec:
         "spec": {**good, **spec},
     }
     with pytest.raises(RuntimeError, match=field.replace(".", r"\.")):
-        everloop.tools.kube("apply", "-f", "-", stdin=json.dumps(manifest))
+        everloop.session.tools.kube("apply", "-f", "-", stdin=json.dumps(manifest))

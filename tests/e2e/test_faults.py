@@ -16,8 +16,9 @@ import pytest
 from demo import adapters, faults
 from demo.loop import Loop, loss_of
 from demo.moments import Running, applied_steps
+from demo.session import NAME
 from tests.e2e.waiting import eventually
-from tests.e2e.world import NAMESPACE, SESSION, Everloop
+from tests.e2e.world import NAMESPACE, Everloop
 
 pytestmark = pytest.mark.cluster
 
@@ -62,24 +63,24 @@ def newest_incarnation(journal: list[dict[str, Any]]) -> int:
 
 def strike(everloop: Everloop, loop: Loop, victim: str, kind: str, after: int) -> Strike:
     """Kill ``victim`` while an operation of ``kind`` numbered above ``after`` runs, and wait for its recovery."""
-    before = everloop.status()
+    before = everloop.session.status()
     pod, node = before["pod"]["name"], before["pod"]["node"]
-    pids = everloop.cluster.container_pids(pod, NAMESPACE)
+    pids = everloop.session.pids(pod)
     loop.say("go on")
-    operation = faults.hold(everloop.journal, pids, kind, after)
-    journal = everloop.journal()
+    operation = faults.hold(everloop.session.journal, pids, kind, after)
+    journal = everloop.session.journal()
     incarnation = newest_incarnation(journal)
     match victim:
         case "pod":
             # A deletion alone would let the server finish what it runs: the container dies first.
             faults.kill(pids, "supervisor", operation.engine)
-            everloop.tools.kube("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
+            everloop.session.tools.kube("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
         case "partition":
-            everloop.cluster.node_partition(node)
+            everloop.session.cluster.node_partition(node)
             # Held until another pod has taken over, and then let go: it has a result to write.
             faults.send(pids, "server", operation.engine, signal.SIGSTOP)
         case "node":
-            everloop.cluster.node_kill(node)
+            everloop.session.cluster.node_kill(node)
         case _:
             faults.kill(pids, victim, operation.engine)
     if victim in ("server", "spare", "partition"):
@@ -87,21 +88,25 @@ def strike(everloop: Everloop, loop: Loop, victim: str, kind: str, after: int) -
     known = {entry["id"] for entry in before.get("recoveries", [])}
 
     def entry() -> dict[str, Any] | None:
-        fresh = [e for e in everloop.status().get("recoveries", []) if e["id"] not in known and e.get("seconds")]
+        fresh = [
+            e for e in everloop.session.status().get("recoveries", []) if e["id"] not in known and e.get("seconds")
+        ]
         return fresh[-1] if fresh else None
 
     # A spare's death costs the training nothing, so it is no recovery.
     found = None if victim == "spare" else eventually(entry, f"recovery from the loss of the {victim}", seconds=120)
-    everloop.wait_serving()
+    everloop.session.wait_serving()
     words = ""
     if victim == "partition":
         assert faults.processes(pids), "the partitioned pod lives on"
         faults.send(pids, "server", operation.engine, signal.SIGCONT)
         eventually(lambda: not faults.processes(pids), "the end of the fenced zombie", seconds=30)
-        logs = (everloop.cluster.root / "nodes" / node / "logs").glob(f"{NAMESPACE}_{pod}_*/**/*.log")
+        logs = (everloop.session.cluster.root / "nodes" / node / "logs").glob(f"{NAMESPACE}_{pod}_*/**/*.log")
         words = "\n".join(log.read_text() for log in logs)
-    successor = newest_incarnation(everloop.journal())
-    return Strike(victim, operation, incarnation, successor, before, everloop.status(), found, len(journal), words)
+    successor = newest_incarnation(everloop.session.journal())
+    return Strike(
+        victim, operation, incarnation, successor, before, everloop.session.status(), found, len(journal), words
+    )
 
 
 def steps_of(loop: Loop) -> Iterator[int]:
@@ -135,9 +140,9 @@ def story(everloop: Everloop) -> Story:
     finally:
         loop.stop()
     for victim in ("partition", "node"):
-        everloop.cluster.node_heal(strikes[victim].before["pod"]["node"])
-    journal = everloop.journal()
-    describe = everloop.tools.kube("-n", NAMESPACE, "describe", "tsess", SESSION)
+        everloop.session.cluster.node_heal(strikes[victim].before["pod"]["node"])
+    journal = everloop.session.journal()
+    describe = everloop.session.tools.kube("-n", NAMESPACE, "describe", "tsess", NAME)
     plain = everloop.loop("unbroken", *arguments)
     plain.start()
     try:
@@ -226,7 +231,7 @@ def test_zombie_cannot_write_into_the_lineage(story: Story, everloop: Everloop) 
     fault = story.strikes["partition"]
     successor = next(r for r in story.journal if r["t"] == "open" and r["n"] == fault.incarnation + 1)
     sealed = next(s["length"] for s in successor["seals"] if s["incarnation"] == fault.incarnation)
-    written = (everloop.lineage_root / "journal" / f"{fault.incarnation:08d}.log").stat().st_size
+    written = (everloop.session.lineage_root / "journal" / f"{fault.incarnation:08d}.log").stat().st_size
     assert written >= sealed
     assert f"incarnation {fault.incarnation} is superseded by incarnation {fault.incarnation + 1}" in fault.words
     results = [(r["s"], r["n"]) for r in story.journal if r["t"] == "result"]
@@ -242,5 +247,5 @@ def test_describe_tells_the_story(story: Story) -> None:
 def test_results_survive_in_the_journal_of_the_volume(story: Story, everloop: Everloop, tmp_path: Path) -> None:
     """The journal dump is JSON lines that a person can read."""
     out = tmp_path / "dump.jsonl"
-    out.write_text("\n".join(json.dumps(r) for r in everloop.journal()))
+    out.write_text("\n".join(json.dumps(r) for r in everloop.session.journal()))
     assert json.loads(out.read_text().splitlines()[0])["t"] == "open"

@@ -23,9 +23,7 @@ def test_models_trained_in_turns_equal_those_trained_alone(everloop: Everloop) -
         finally:
             loop.stop()
         prints[name] = {
-            entry["rank"]: adapters.fingerprint(
-                adapters.read_tensors(adapters.checkpoint_file(everloop.lineage_root, entry["path"]))
-            )
+            entry["rank"]: adapters.fingerprint(everloop.session.adapter(entry["path"]))
             for entry in everloop.ledger(name)
             if entry["event"] == "saved" and entry["step"] == STEPS
         }

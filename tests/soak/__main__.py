@@ -31,7 +31,7 @@ class Soak:
     """One loop under random faults."""
 
     def __init__(self, everloop: Everloop, rng: random.Random) -> None:
-        self._everloop = everloop
+        self._session = everloop.session
         self._rng = rng
         self._down: list[str] = []
         self.struck: Counter[str] = Counter()
@@ -44,8 +44,8 @@ class Soak:
         return {
             **{role: functools.partial(self._kill_inside, role) for role in inside},
             "pod": self._delete_pod,
-            "node": functools.partial(self._lose_node, self._everloop.cluster.node_kill),
-            "partition": functools.partial(self._lose_node, self._everloop.cluster.node_partition),
+            "node": functools.partial(self._lose_node, self._session.cluster.node_kill),
+            "partition": functools.partial(self._lose_node, self._session.cluster.node_partition),
             "operator": functools.partial(self._kill_pod_of, "operator"),
             "gateway": functools.partial(self._kill_pod_of, "gateway"),
             **{name: functools.partial(self._kill_component, name) for name in components},
@@ -57,7 +57,7 @@ class Soak:
             time.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_SECONDS))  # the moment is what is drawn, not waited for
             victims = self.victims()
             victim = self._rng.choice(list(victims))
-            now = running(self._everloop.journal())
+            now = running(self._session.journal())
             try:
                 victims[victim]()
             except LookupError as absent:  # down already from the fault before
@@ -71,13 +71,13 @@ class Soak:
         """Bring lost nodes back, and wait until the session serves."""
         eventually(self._serves, "the session to serve again", seconds=240)
         for node in self._down:
-            self._everloop.cluster.node_heal(node)
-            self._everloop.cluster.wait_node(node, ready=True, seconds=60)
+            self._session.cluster.node_heal(node)
+            self._session.cluster.wait_node(node, ready=True, seconds=60)
         self._down.clear()
 
     def _serves(self) -> bool:
         try:
-            status = self._everloop.status()
+            status = self._session.status()
         except RuntimeError:  # the API server is among the victims
             return False
         pod = status.get("pod", {})
@@ -89,17 +89,17 @@ class Soak:
 
     def _status_pod(self) -> dict[str, str] | None:
         try:
-            return self._everloop.status().get("pod")
+            return self._session.status().get("pod")
         except RuntimeError:
             return None
 
     def _kill_inside(self, role: str) -> None:
-        now = running(self._everloop.journal())
-        pids = self._everloop.cluster.container_pids(self._pod()["name"], NAMESPACE)
+        now = running(self._session.journal())
+        pids = self._session.pids(self._pod()["name"])
         faults.kill(pids, role, now.engine if now else None)
 
     def _delete_pod(self) -> None:
-        self._everloop.tools.kube(
+        self._session.tools.kube(
             "-n", NAMESPACE, "delete", "pod", self._pod()["name"], "--grace-period=0", "--force", "--ignore-not-found"
         )
 
@@ -110,13 +110,13 @@ class Soak:
 
     def _kill_pod_of(self, component: str) -> None:
         selector = f"app.kubernetes.io/component={component}"
-        pods = self._everloop.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)
+        pods = self._session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)
         pod = self._rng.choice(sorted(pod["metadata"]["name"] for pod in pods["items"]))
-        for pid in self._everloop.cluster.container_pids(pod, install.RELEASE_NAMESPACE)[:1]:
+        for pid in self._session.cluster.container_pids(pod, install.RELEASE_NAMESPACE)[:1]:
             os.kill(pid, signal.SIGKILL)
 
     def _kill_component(self, name: str) -> None:
-        component = self._everloop.cluster.component(name)
+        component = self._session.cluster.component(name)
         if component is None:
             raise LookupError(f"{name} does not run")
         component.kill()
@@ -159,7 +159,7 @@ def main() -> int:
         ledger = everloop.ledger("broken")
         steps = [entry["step"] for entry in ledger if entry["event"] == "step"]
         model = next(entry["model_id"] for entry in ledger if entry["event"] == "model")
-        applied = applied_steps(everloop.journal(), model)
+        applied = applied_steps(everloop.session.journal(), model)
         once = steps == list(range(1, len(steps) + 1)) and len(applied) == len(set(applied)) == len(steps)
         print(f"{arguments.kills} kills, {soak.in_operation} of them in an operation: {dict(soak.struck)}")
         print(f"{len(steps)} steps, each told once and in the lineage once: {'yes' if once else 'NO'}", flush=True)
