@@ -286,9 +286,11 @@ class Calls:
 
     async def _find(self, principal: Principal, stream: Stream, progress: Progress) -> Binding | None:
         bindings = self._cluster.bindings
+        progress.outage = self._cluster.api_outage_seconds
         return await until_available(lambda: bindings.get(principal.namespace, stream), progress)
 
     async def _ensure(self, stream: Stream, binding: Binding, progress: Progress) -> Binding:
+        progress.outage = self._cluster.api_outage_seconds
         return await until_available(lambda: self._cluster.bindings.ensure(stream, binding), progress)
 
 

@@ -64,6 +64,10 @@ class Cluster:
             self.ready.set()
             log.info("ready")
 
+    def api_outage_seconds(self) -> float:
+        """For how long this replica has been cut off from the Kubernetes API."""
+        return self._kube.outage_seconds()
+
     def master(self) -> bytes:
         """The master key. Not before ready."""
         assert self._master is not None

@@ -84,7 +84,8 @@ class HeldResponse:
             elif isinstance(step, BeginStream):
                 await self._stream(work, gone, drain, send)
             elif not isinstance(step, KeepWaiting):
-                await _send_answer(send, self._not_yet(step.status, progress.reason))
+                # Not on this connection again: this replica may be the only one that is cut off from what it needs.
+                await _send_answer(send, self._not_yet(step.status, progress.reason), close=True)
             else:
                 continue
             return

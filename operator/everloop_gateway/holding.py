@@ -67,7 +67,7 @@ def next_step(kind: Kind, waited: float, outage: float, sent: bool) -> Step:
     Args:
         kind: how the SDK repeats it.
         waited: seconds since it came in.
-        outage: seconds since its session pod was last reachable, as far as this replica knows.
+        outage: seconds since what it waits for, its session pod or the Kubernetes API, last served this replica.
         sent: it has just been sent to its pod, which has not answered yet.
     """
     if kind is Kind.POLL:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -46,8 +47,20 @@ async def connect() -> Kube:
 class Kube:
     """A thin adapter over kubernetes.aio's transport."""
 
-    def __init__(self, api: client.ApiClient) -> None:
+    def __init__(self, api: client.ApiClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
+        self._clock = clock
+        self._failing_since: float | None = None
+
+    def outage_seconds(self) -> float:
+        """For how long this process has not been served: unreachable, or not known there any more (401)."""
+        return 0.0 if self._failing_since is None else self._clock() - self._failing_since
+
+    def _served(self, served: bool) -> None:
+        if served:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = self._clock()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -95,6 +108,7 @@ class Kube:
         }
         response = await self._send("GET", path, query, None, WATCH_SECONDS + CALL_SECONDS)
         try:
+            self._served(_is_served(response.status))
             if response.status != 200:
                 _raise_refusal(response.status, await _read(response))
             async for line in _lines(response):
@@ -110,6 +124,7 @@ class Kube:
             content = await _read(response)
         finally:
             response.release()
+        self._served(_is_served(response.status))
         if not 200 <= response.status < 300:
             _raise_refusal(response.status, content)
         value: dict[str, Any] = json.loads(content)
@@ -129,6 +144,7 @@ class Kube:
         try:
             answer = await self._api.call_api(method, url, headers, sent, _request_timeout=seconds)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._served(False)
             raise ApiUnavailable(f"{type(error).__name__}") from error
         response: aiohttp.ClientResponse = answer.response
         return response
@@ -150,6 +166,10 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         if not line.endswith(b"\n"):
             return
         yield line
+
+
+def _is_served(status: int) -> bool:
+    return status < 500 and status not in (401, 408, 429)
 
 
 def _raise_refusal(status: int, content: bytes) -> None:

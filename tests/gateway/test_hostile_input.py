@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from typing import Any
-
-import pytest
-
-from everloop_gateway import held
-from everloop_gateway.held import HeldResponse
-from everloop_gateway.holding import Kind
 from everloop_gateway.ids import Stream
-from everloop_gateway.upstream import Answer, Progress
 from tests.gateway.world import Cluster, GatewayProcess, Tenant
 
 
@@ -33,23 +23,3 @@ def test_json_without_end_is_a_bad_request(cluster: Cluster, gateway: GatewayPro
         answer = client.post("/optim_step", content=b'{"a":' * 100_000, headers=headers)
     assert answer.status_code == 400
     assert "not JSON" in answer.json()["detail"]
-
-
-async def test_a_defect_is_told_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients repeat a poll at once after a 5xx; one that fails for ever must not make them spin."""
-    monkeypatch.setattr(held, "DEFECT_SECONDS", 0.3)
-
-    async def broken(_progress: Progress) -> Answer:
-        raise LookupError("a defect")
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        raise AssertionError("never set")
-
-    async def send(_message: Any) -> None:
-        raise AssertionError("there is nothing to say")
-
-    started = time.monotonic()
-    with pytest.raises(LookupError):
-        await HeldResponse(Kind.POLL, broken, asyncio.Event())({}, receive, send)
-    assert time.monotonic() - started >= 0.3
