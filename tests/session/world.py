@@ -71,6 +71,19 @@ def sample(stream: str, seq: int, weights: str | None = "sampler", seed: int | N
 
 
 @dataclass
+class Clock:
+    """Monotonic seconds that go on by a little whenever somebody looks, and by as much as a test says."""
+
+    now: float = 0.0
+    looks: int = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        self.now += 1e-3
+        return self.now
+
+
+@dataclass
 class Running:
     """One incarnation that serves."""
 
@@ -79,6 +92,7 @@ class Running:
     service: SessionService
     source: FakeSource
     task: asyncio.Task[None]
+    clock: Clock
 
     @property
     def engine(self) -> FakeEngine:
@@ -119,7 +133,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     """A started incarnation; leaving the block kills its process."""
     files = files or CrashFiles(disk)
-    clock = itertools.count()
+    clock = Clock()
     store = await open_store(files, claimant(attempt, pod), TIME)
     source = FakeSource(files, hook, available=available)
     config = SessionConfig(
@@ -130,14 +144,14 @@ async def running(
         max_models=max_models,
         max_rank=max_rank,
         replay_budget=replay_budget,
-        monotonic=lambda: float(next(clock)),
+        monotonic=clock,
         now=lambda: TIME,
         fence_interval=fence_interval,
     )
     service = SessionService(config, store.journal, store.states, source, store.history)
     task = asyncio.create_task(service.run())
     try:
-        yield Running(files, store, service, source, task)
+        yield Running(files, store, service, source, task, clock)
     finally:
         files.kill()
         await stop(task, store.journal)

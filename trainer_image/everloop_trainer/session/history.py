@@ -13,9 +13,18 @@ from everloop_trainer.session.identifiers import (
     storage_id,
     tinker_path,
 )
-from everloop_trainer.session.operations import FROZEN, CreateModel, LoadWeights, SaveWeights, SaveWeightsForSampler
+from everloop_trainer.session.operations import (
+    FROZEN,
+    CreateModel,
+    ForwardBackward,
+    LoadWeights,
+    Refused,
+    SaveWeights,
+    SaveWeightsForSampler,
+)
+from everloop_trainer.session.outcomes import JSON
 from everloop_trainer.session.ports import Lora, Position
-from everloop_trainer.session.records import Accept, Deliver, Loaded, Open, Record, Result, Stored, Try
+from everloop_trainer.session.records import Accept, Deliver, Loaded, Lost, Open, Record, Result, Stored, Try
 from everloop_trainer.session.streams import Ended, Entry, Stream
 from everloop_trainer.session.windows import Finished, closes_window
 
@@ -111,8 +120,23 @@ class History:
             case Try():
                 entry = self._stream(record.stream, record.seq).entries[record.seq]
                 entry.tries = entry.tries.tried(position.incarnation)
+            case Lost():
+                self._lose(record, position, durable)
             case Open():
                 pass
+
+    def _lose(self, lost: Lost, position: Position, durable: bool) -> None:
+        """A number that never arrived counts as an operation that failed, in its accumulation window too."""
+        stream = self.streams.get(lost.stream)
+        if stream is None:
+            raise ValueError(f"{request_id(lost.stream, lost.seq)} was given up, but nothing waited for it")
+        model = self.models.get(lost.stream)
+        step = 0 if model is None else model.step
+        result = Result(lost.stream, lost.seq, False, JSON, step, lost.error, "user")
+        args = Refused(ForwardBackward.KIND, lost.error)
+        entry = Entry(lost.stream, lost.seq, args, position, durable, Ended(result, position))
+        stream.lose(entry)
+        self._take_effect(entry, result)
 
     def _stream(self, name: str, seq: int) -> Stream:
         stream = self.streams.get(name)

@@ -105,7 +105,16 @@ class Deliver:
     seq: int
 
 
-Record = Open | Accept | Try | Result | Deliver
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A number of a model never arrived and was given up; `error` is what its client is told if it comes after all."""
+
+    stream: str
+    seq: int
+    error: str
+
+
+Record = Open | Accept | Try | Result | Deliver | Lost
 
 
 def to_header(record: Record) -> dict[str, Any]:
@@ -135,6 +144,8 @@ def to_header(record: Record) -> dict[str, Any]:
             return {"t": "try", "s": record.stream, "n": record.seq, "engine": record.engine}
         case Deliver():
             return {"t": "deliver", "s": record.stream, "n": record.seq}
+        case Lost():
+            return {"t": "lost", "s": record.stream, "n": record.seq, "err": record.error}
         case Result():
             header: dict[str, Any] = {
                 "t": "result",
@@ -170,7 +181,7 @@ _STORED = TypeAdapter(Stored)
 class _Header:
     """Every key that a header may hold, by type; `from_header` asks for those that its type needs."""
 
-    t: Literal["open", "accept", "try", "result", "deliver"]
+    t: Literal["open", "accept", "try", "result", "deliver", "lost"]
     n: int
     s: str | None = None
     k: str | None = None
@@ -226,6 +237,9 @@ def from_header(header: bytes) -> Record:
         case "deliver":
             (stream,) = found.need("s")
             return Deliver(stream, found.n)
+        case "lost":
+            stream, error = found.need("s", "err")
+            return Lost(stream, found.n, error)
         case "result":
             stream, ok, content_type, step = found.need("s", "ok", "ctype", "step")
             if not ok:

@@ -10,12 +10,13 @@ import structlog
 
 from everloop_trainer.session.context import Context, SessionConfig
 from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFailed
+from everloop_trainer.session.gaps import MINUTES, Gaps, explanation
 from everloop_trainer.session.history import History, Model, ModelInfo, SamplerInfo
-from everloop_trainer.session.identifiers import storage_id
+from everloop_trainer.session.identifiers import request_id, storage_id
 from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
 from everloop_trainer.session.ports import EngineSource, Journal, Position, States
-from everloop_trainer.session.records import Accept, Deliver, Record, is_readable
+from everloop_trainer.session.records import Accept, Deliver, Lost, Record, is_readable
 from everloop_trainer.session.runner import Runner
 from everloop_trainer.session.status import CheckpointStatus, ModelStatus, SessionStatus
 from everloop_trainer.session.streams import Ended, Entry
@@ -62,6 +63,8 @@ class SessionService:
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._delivering: dict[str, asyncio.Future[None]] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._gaps = Gaps()
+        self._heard = config.monotonic()
         self._main: asyncio.Task[None] | None = None
         log.info("history read", streams=len(facts.streams), models=len(facts.models), unfinished=facts.unfinished())
 
@@ -74,6 +77,7 @@ class SessionService:
         Raises:
             ValueError: the operation is too large to be journaled.
         """
+        self._heard = self._context.config.monotonic()
         request = operation.request_id
         if self._context.history.entry(request) is None:
             self._append(operation)
@@ -91,8 +95,11 @@ class SessionService:
             record = replace(record, args=Refused(kind, UNREADABLE))
         position, durable = context.journal.append(record, operation.body)
         context.history.apply(record, position, durable=False)
-        self._accepting[operation.request_id] = durable
-        durable.add_done_callback(lambda future: self._accepted(operation.request_id, future))
+        self._await_durable(operation.request_id, durable)
+
+    def _await_durable(self, request: str, durable: asyncio.Future[None]) -> None:
+        self._accepting[request] = durable
+        durable.add_done_callback(lambda future: self._accepted(request, future))
 
     def _accepted(self, request: str, durable: asyncio.Future[None]) -> None:
         if durable.cancelled() or durable.exception() is not None:
@@ -127,17 +134,18 @@ class SessionService:
         checkpoint = history.checkpoints.get(weights)
         return weights if checkpoint is None else checkpoint.frozen
 
-    async def outcome(self, request_id: str, timeout: float) -> Outcome | Pending | Unknown:
+    async def outcome(self, request: str, timeout: float) -> Outcome | Pending | Unknown:
         """The outcome of an operation, waiting up to `timeout` seconds for it.
 
         Before an outcome is returned the fence was read; a failure's delivery was journaled and flushed.
         """
-        entry = self._context.history.entry(request_id)
+        self._heard = self._context.config.monotonic()
+        entry = self._context.history.entry(request)
         if entry is None:
             await self._context.journal.check_fence()
             return Unknown()
         if entry.ended is None:
-            waiting = self._waiting.setdefault(request_id, asyncio.get_running_loop().create_future())
+            waiting = self._waiting.setdefault(request, asyncio.get_running_loop().create_future())
             await asyncio.wait({waiting, self._context.ended}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if self._context.ended.done():
             self._context.ended.result()
@@ -179,7 +187,10 @@ class SessionService:
         if broken is not None:
             return Pending("paused_capacity", f"this model could not be restored: {broken}", before)
         if missing is not None:
-            return Pending("active", f"waiting for operation {missing} of this model, which has not arrived", before)
+            waits = (
+                f"waiting for operation {missing} of this model, which has not arrived; without it after {MINUTES} min"
+            )
+            return Pending("active", waits, before)
         if self._runner.running is entry:
             alone = self._runner.engine is None
             return Pending("active", "running alone: the training engine died in it before" if alone else "running", 0)
@@ -232,7 +243,7 @@ class SessionService:
     async def run(self) -> None:
         """Drive the engine until this incarnation ends: raises Fenced or StorageFailed; returns after `drain`."""
         self._main = asyncio.create_task(self._runner.run(), name="runner")
-        watch = asyncio.create_task(self._watch_fence(), name="fence")
+        watch = asyncio.create_task(self._watch(), name="fence and gaps")
         tasks: set[asyncio.Future[None]] = {self._main, watch, self._context.ended}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -251,11 +262,24 @@ class SessionService:
         if self._context.ended.done():
             self._context.ended.result()
 
-    async def _watch_fence(self) -> None:
-        """Notice a newer incarnation, or a failed journal, even while there is nothing to do."""
+    async def _watch(self) -> None:
+        """Notice a newer incarnation, a failed journal and numbers that never arrive, with nothing else to do."""
         while True:
             await self._context.journal.check_fence()
+            self._give_up_missing()
             await asyncio.sleep(self._context.config.fence_interval)
+
+    def _give_up_missing(self) -> None:
+        context = self._context
+        for stream, numbers in self._gaps.lost(
+            context.history.streams.values(), context.config.monotonic(), self._heard
+        ):
+            log.error("numbers given up: they never arrived", stream=stream, first=numbers.start, last=numbers[-1])
+            for seq in numbers:
+                lost = Lost(stream, seq, explanation(seq))
+                position, durable = context.journal.append(lost)
+                context.history.apply(lost, position, durable=False)
+                self._await_durable(request_id(stream, seq), durable)
 
     async def drain(self, timeout: float) -> None:
         """Orderly shutdown within `timeout` seconds: finish or abandon the running operation, snapshot all models.

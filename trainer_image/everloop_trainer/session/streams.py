@@ -98,6 +98,13 @@ class Stream:
             entry.args = replace(entry.args, prompt=())  # prompts are long, and nothing asks for them again
         return entry
 
+    def lose(self, entry: Entry) -> None:
+        """Take in a number that never arrived. Raises ValueError if it was not its turn, or if it was accepted."""
+        if not self.ordered or entry.seq != self.done or entry.seq in self.entries:
+            raise ValueError(f"{entry.request_id} was given up but was not missing")
+        self.entries[entry.seq] = entry
+        self.done = entry.seq + 1
+
     def finished(self, after: int = -1) -> Iterator[Entry]:
         """Ended operations of an ordered stream with numbers above `after`, in order."""
         for seq in range(after + 1, self.done):
