@@ -238,8 +238,8 @@ def from_header(header: bytes) -> Record:
             (stream,) = found.need("s")
             return Deliver(stream, found.n)
         case "lost":
-            stream, error = found.need("s", "err")
-            return Lost(stream, found.n, error)
+            stream, told = found.need("s", "err")
+            return Lost(stream, found.n, told)
         case "result":
             stream, ok, content_type, step = found.need("s", "ok", "ctype", "step")
             if not ok:

@@ -187,10 +187,8 @@ class SessionService:
         if broken is not None:
             return Pending("paused_capacity", f"this model could not be restored: {broken}", before)
         if missing is not None:
-            waits = (
-                f"waiting for operation {missing} of this model, which has not arrived; without it after {MINUTES} min"
-            )
-            return Pending("active", waits, before)
+            waits = f"waiting for operation {missing} of this model, which has not arrived"
+            return Pending("active", f"{waits}; after {MINUTES} minutes it is given up", before)
         if self._runner.running is entry:
             alone = self._runner.engine is None
             return Pending("active", "running alone: the training engine died in it before" if alone else "running", 0)
