@@ -18,6 +18,7 @@ from typing import Any
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.ports import FrozenWeights, Lora, Parts, Written
+from everloop_trainer.store.space import is_full
 from tests.store.crash_files import CrashFiles
 
 PRIME = (1 << 61) - 1
@@ -159,6 +160,8 @@ class FakeEngine:
         try:
             self._files.create(path.removeprefix(PREFIX), data)
         except OSError as error:
+            if is_full(error.errno):
+                raise EngineRefused(str(error), "server", out_of_space=True) from error
             self.die()
             raise ConnectionResetError("engine died writing") from error
         return Written(hashlib.sha256(data).hexdigest(), len(data))

@@ -134,7 +134,7 @@ async def running(
     """A started incarnation; leaving the block kills its process."""
     files = files or CrashFiles(disk)
     clock = Clock()
-    store = await open_store(files, claimant(attempt, pod), TIME)
+    store = await open_store(files, claimant(attempt, pod), TIME, probe_interval=0.005)
     source = FakeSource(files, hook, available=available)
     config = SessionConfig(
         incarnation=store.incarnation,

@@ -7,8 +7,10 @@ stays, and of the rest any part, in any order).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,6 +70,12 @@ class CrashFiles:
     dead: bool = False
     flushes: int = 0
     fail_flush: bool = False
+    refuse: int | None = None
+    """While set, nothing can be written: this errno, as of a full, over-quota or read-only file system."""
+    full_at: int | None = None
+    """Number of the effect from which on the disk is full."""
+    torn: int = 0
+    """How many bytes of a refused append still reach the file."""
     on_flush: Callable[[], None] | None = None
     """Called on the flushing thread before each flush takes effect; may block or act as another process."""
 
@@ -84,16 +92,23 @@ class CrashFiles:
         if self.dead:
             raise Died("this process is dead")
 
+    def refuse_writes(self, path: str) -> None:
+        """Raise if the file system takes none."""
+        if self.refuse is not None:
+            raise OSError(self.refuse, os.strerror(self.refuse), path)
+
     def create(self, path: str, data: bytes) -> None:
         with self.effect():
             if path in self.disk.files:
                 raise FileExistsError(path)
+            self.refuse_writes(path)
             self.disk.files[path] = _Content(data, data)
 
     def open_append(self, path: str) -> AppendFile:
         with self.effect():
             if path in self.disk.files:
                 raise FileExistsError(path)
+            self.refuse_writes(path)
             self.disk.files[path] = _Content()
         return _Appending(self, self.disk.files[path])
 
@@ -139,6 +154,8 @@ class _Effect:
         files = self._files
         files.check()
         files.effects += 1
+        if files.full_at is not None and files.effects >= files.full_at:
+            files.refuse = errno.ENOSPC
         if files.effects == files.die_at and not files.after:
             files.dead = True
             raise Died(f"died before effect {files.effects}")
@@ -157,6 +174,9 @@ class _Appending:
 
     def append(self, data: bytes) -> None:
         with self._files.effect():
+            if self._files.refuse is not None:
+                self._content.written += data[: self._files.torn]
+            self._files.refuse_writes("journal")
             self._content.written += data
 
     def flush(self) -> None:

@@ -6,6 +6,7 @@ state as it was. Anything else is a defect: the process logs it and exits, and t
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import queue
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 _FROZEN_ADAPTERS = 4
 _LONGEST_ERROR = 2000
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 BEAT_SECONDS = 2.0
 """How often an engine says that it lives; a server that hears nothing for long takes it for frozen."""
 
@@ -113,7 +115,9 @@ class Worker:
             answer, content = {"ok": False, "error": "the engine is out of memory", "category": "server"}, b""
         except (StateError, OSError) as error:
             _log.warning("%s failed: %s", header["op"], error)
-            answer, content = {"ok": False, "error": str(error), "category": "server"}, b""
+            full = isinstance(error, OSError) and error.errno in _FULL
+            answer = {"ok": False, "error": str(error), "category": "server", "out_of_space": full}
+            content = b""
         else:
             answer = {"ok": True, **answer}
         self._send({"id": header["id"], **answer}, content)

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from everloop_trainer.server import frames
-from everloop_trainer.session.errors import EngineRefused
+from everloop_trainer.session.errors import Category, EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.ports import FrozenWeights, Lora, Parts, Written
 
@@ -161,7 +161,8 @@ class EngineClient:
             finally:
                 self._answers.pop(number, None)
         if header["ok"] is not True:
-            raise EngineRefused(str(header["error"]), "user" if header["category"] == "user" else "server")
+            category: Category = "user" if header["category"] == "user" else "server"
+            raise EngineRefused(str(header["error"]), category, out_of_space=header.get("out_of_space") is True)
         return header, content
 
     async def _receive(self) -> None:

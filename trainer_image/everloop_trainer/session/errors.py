@@ -29,9 +29,11 @@ class EngineRefused(Exception):
     Attributes:
         error: what the client is told; names the field for bad content.
         category: `user` for bad content, `server` for anything else.
+        out_of_space: the storage is full, over its quota or read-only.
     """
 
-    def __init__(self, error: str, category: Category) -> None:
+    def __init__(self, error: str, category: Category, *, out_of_space: bool = False) -> None:
         super().__init__(error)
         self.error = error
         self.category: Category = category
+        self.out_of_space = out_of_space

@@ -22,6 +22,8 @@ from everloop_trainer.session.status import CheckpointStatus, ModelStatus, Sessi
 from everloop_trainer.session.streams import Ended, Entry
 
 __all__ = ["ModelInfo", "SamplerInfo", "SessionConfig", "SessionService"]
+DELIVERY_SECONDS = 2.0
+"""How long the journal may take over a failure's delivery before the client is asked to come again."""
 UNREADABLE = "body: text that is not Unicode, or values that nest too deeply, cannot be stored"
 log = structlog.get_logger(__name__)
 
@@ -153,7 +155,7 @@ class SessionService:
             return self._pending(entry)
         return await self._deliver(entry, entry.ended)
 
-    async def _deliver(self, entry: Entry, ended: Ended) -> Outcome:
+    async def _deliver(self, entry: Entry, ended: Ended) -> Outcome | Pending:
         result = ended.result
         if result.ok:
             body = await self._context.journal.read(ended.position)
@@ -166,7 +168,10 @@ class SessionService:
             self._delivering[entry.request_id] = durable
         delivering = self._delivering.get(entry.request_id)
         if delivering is not None:
-            await asyncio.shield(delivering)
+            await asyncio.wait({delivering}, timeout=DELIVERY_SECONDS)
+            if not delivering.done():
+                return self._pending(entry)
+            delivering.result()
         await self._context.journal.check_fence()
         assert result.error is not None, "validated with the record"
         assert result.category is not None, "validated with the record"
@@ -182,6 +187,8 @@ class SessionService:
         before = sum(
             other.accepted < entry.accepted for stream in streams.values() for other in stream.pending.values()
         )
+        if trouble := self._context.journal.trouble:
+            return Pending("paused_capacity", f"the storage takes no writes, nothing is lost: {trouble}", before)
         broken = self._context.broken.get(entry.stream)
         missing = streams[entry.stream].missing()
         if broken is not None:
@@ -217,7 +224,9 @@ class SessionService:
             engine_restarts=max(0, runner.generation - 1),
             models=tuple(self._model_status(model) for model in context.history.models.values()),
             last_snapshot_time=runner.snapshots.last_time,
-            storage_error="; ".join([*filter(None, [context.storage_error]), *context.broken.values()]),
+            storage_error="; ".join(
+                filter(None, [context.journal.trouble, context.storage_error, *context.broken.values()])
+            ),
             replay_mismatches=context.replay_mismatches,
             recoveries=tuple(runner.recoveries),
         )
@@ -264,7 +273,10 @@ class SessionService:
         """Notice a newer incarnation, a failed journal and numbers that never arrive, with nothing else to do."""
         while True:
             await self._context.journal.check_fence()
-            self._give_up_missing()
+            if self._context.journal.trouble:
+                self._gaps.forget()
+            else:
+                self._give_up_missing()
             await asyncio.sleep(self._context.config.fence_interval)
 
     def _give_up_missing(self) -> None:

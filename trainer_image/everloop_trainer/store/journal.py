@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NoReturn
 
 import structlog
 
@@ -17,7 +19,10 @@ from everloop_trainer.store.epochs import read_fence
 from everloop_trainer.store.files import AppendFile, Files
 from everloop_trainer.store.sealed import read_body
 from everloop_trainer.store.segments import MAGIC, encode
+from everloop_trainer.store.space import is_full, try_space
 
+PROBE_INTERVAL = 1.0
+SLOW = 5.0
 log = structlog.get_logger(__name__)
 
 
@@ -35,9 +40,19 @@ class JournalWriter:
         files: where the journal lies.
         number: this incarnation; its journal file must not exist yet.
         sealed: length that counts of each older journal.
+        probe_interval: seconds between two tries whether full storage takes writes again.
+        slow: seconds of one write after which it counts as trouble.
     """
 
-    def __init__(self, files: Files, number: int, sealed: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        files: Files,
+        number: int,
+        sealed: Mapping[int, int],
+        *,
+        probe_interval: float = PROBE_INTERVAL,
+        slow: float = SLOW,
+    ) -> None:
         self._files = files
         self._number = number
         self._sealed = sealed
@@ -47,6 +62,11 @@ class JournalWriter:
         self._task: asyncio.Task[None] | None = None
         self._end = len(MAGIC)
         self._flushed = 0
+        self._probe_interval = probe_interval
+        self._slow = slow
+        self._writing_since: float | None = None
+        self._full = ""
+        self._closing = False
         self._failure: Fenced | StorageFailed | None = None
         self.flushes = 0
 
@@ -88,18 +108,23 @@ class JournalWriter:
             batch, self._queue = self._queue, []
             durable = any(waiting.durable for waiting in batch)
             end = self._end  # nothing is enqueued between taking the queue and reading this
+            data = b"".join(waiting.frame for waiting in batch)
+            self._writing_since = time.monotonic()
             try:
-                data = b"".join(waiting.frame for waiting in batch)
                 await loop.run_in_executor(self._executor, self._write, data, durable)
             except Fenced as fenced:
                 self._fail(fenced, batch)
             except Exception as error:  # noqa: BLE001 - whatever it was, what is on disk now is no longer known
+                if isinstance(error, OSError) and is_full(error.errno):
+                    await self._wait_for_space(str(error), len(data))
                 self._fail(StorageFailed(f"{layout.journal(self._number)}: {error!r}"), batch)
             else:
                 if durable:
                     self._flushed = end
                 for waiting in batch:
                     waiting.future.set_result(None)
+            finally:
+                self._writing_since = None
 
     def _write(self, data: bytes, durable: bool) -> None:
         """Runs on the journal's own thread."""
@@ -111,6 +136,43 @@ class JournalWriter:
             self._file.flush()
             self.flushes += 1
             read_fence(self._files, self._number)
+
+    async def _wait_for_space(self, error: str, size: int) -> None:
+        """Acknowledge nothing until `size` bytes can be written, or this incarnation is over for another reason.
+
+        Where the file ends is no longer known, so nothing is appended to it: a new incarnation goes on.
+        """
+        log.error("storage takes no more: waiting until it does", error=error)
+        self._full = error
+        loop = asyncio.get_running_loop()
+        while self._failure is None and not self._closing:
+            await asyncio.sleep(self._probe_interval)
+            try:
+                await loop.run_in_executor(self._executor, try_space, self._files, size)
+            except OSError as still:
+                self._full = str(still)
+                if not is_full(still.errno):
+                    return
+            else:
+                log.info("storage takes writes again: a new incarnation goes on")
+                return
+
+    async def out_of_space(self, error: str) -> NoReturn:
+        """See session.ports.Journal."""
+        await self._wait_for_space(error, 0)
+        self._fail(StorageFailed(error), [])
+        assert self._failure is not None, "set a line above"
+        raise self._failure
+
+    @property
+    def trouble(self) -> str:
+        """See session.ports.Journal."""
+        if self._full:
+            return self._full
+        since = self._writing_since
+        if since is not None and (seconds := time.monotonic() - since) > self._slow:
+            return f"{layout.journal(self._number)}: a write has been under way for {seconds:.0f} s"
+        return ""
 
     def _fail(self, failure: Fenced | StorageFailed, batch: list[_Waiting]) -> None:
         """Nothing that was or will be appended is acknowledged from here on."""
@@ -146,6 +208,7 @@ class JournalWriter:
 
     async def close(self) -> None:
         """Write out what is queued and let the file go; what nobody waited for is not flushed."""
+        self._closing = True
         if self._task is not None:
             await self._task
         self._executor.shutdown(wait=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 IDENTITY = "identity.json"
 EPOCHS = "epochs"
 JOURNAL = "journal"
+PROBE = "probe"
 STATE = "state.safetensors"
 MANIFEST = "manifest.json"
 

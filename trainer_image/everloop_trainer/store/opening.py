@@ -17,7 +17,7 @@ from everloop_trainer.session.status import BaseModel, Incarnation
 from everloop_trainer.store import layout
 from everloop_trainer.store.epochs import claim
 from everloop_trainer.store.files import Files
-from everloop_trainer.store.journal import JournalWriter
+from everloop_trainer.store.journal import PROBE_INTERVAL, JournalWriter
 from everloop_trainer.store.sealed import records, seal
 from everloop_trainer.store.states import StoredStates
 
@@ -69,7 +69,9 @@ class OpenedStore:
     history: list[tuple[Position, Record]]
 
 
-async def open_store(files: Files, claimant: Claimant, time: str) -> OpenedStore:
+async def open_store(
+    files: Files, claimant: Claimant, time: str, *, probe_interval: float = PROBE_INTERVAL
+) -> OpenedStore:
     """Claim the storage, read and seal its history, and open a journal of our own. `time` is RFC 3339.
 
     Raises:
@@ -87,7 +89,8 @@ async def open_store(files: Files, claimant: Claimant, time: str) -> OpenedStore
         raise StorageFailed(str(error)) from error
     for sealed in seals:
         log.info("predecessor sealed", incarnation=sealed.incarnation, length=sealed.length)
-    journal = JournalWriter(files, incarnation.number, {sealed.incarnation: sealed.length for sealed in seals})
+    lengths = {sealed.incarnation: sealed.length for sealed in seals}
+    journal = JournalWriter(files, incarnation.number, lengths, probe_interval=probe_interval)
     opening = Open(incarnation.number, incarnation.attempt, incarnation.boot, incarnation.pod_uid, seals, time)
     try:
         await asyncio.shield(journal.append(opening)[1])

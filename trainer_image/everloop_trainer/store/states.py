@@ -17,6 +17,7 @@ from everloop_trainer.session.status import BaseModel
 from everloop_trainer.store import layout
 from everloop_trainer.store.files import Files
 from everloop_trainer.store.journal import JournalWriter
+from everloop_trainer.store.space import is_full
 
 RETAINED_SNAPSHOTS = 2
 STRICT = ConfigDict(extra="forbid")
@@ -152,6 +153,8 @@ class StoredStates:
         try:
             return await asyncio.to_thread(work)
         except OSError as error:
+            if is_full(error.errno):
+                await self._journal.out_of_space(str(error))
             raise StorageFailed(str(error)) from error
 
 
