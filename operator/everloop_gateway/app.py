@@ -20,6 +20,7 @@ from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
 from everloop_gateway.ids import shorten
 from everloop_gateway.keys import Principal, Unauthorized
 from everloop_gateway.kube import ApiRefused, pause
+from everloop_gateway.listings import LONGEST_PAGE, Listings, page_number
 from everloop_gateway.upstream import Answer, Progress
 from everloop_operator.api import tokens
 
@@ -46,14 +47,20 @@ CLIENT_CONFIG = {
 DYNAMIC_CONFIG = {"refresh_interval_sec": 300, "sample_cancel_enabled": False}
 
 Work = Callable[[Incoming, Progress], Awaitable[Answer]]
+Endpoint = Callable[[Request], Awaitable[HeldResponse]]
+Listing = Callable[[Principal, int, int, Progress], Awaitable[Answer]]
+Question = Callable[[Principal, str, Progress], Awaitable[Answer]]
+DEFAULT_PAGE = 20
+"""Items of a listing that does not say how many it wants, as the SDK has it."""
 
 
 class App:
     """Handlers of all routes. Every one but the health probes wants an API key."""
 
-    def __init__(self, cluster: Cluster, calls: Calls, draining: asyncio.Event) -> None:
+    def __init__(self, cluster: Cluster, calls: Calls, listings: Listings, draining: asyncio.Event) -> None:
         self._cluster = cluster
         self._calls = calls
+        self._listings = listings
         self._draining = draining
 
     def routes(self) -> list[Route]:
@@ -84,6 +91,10 @@ class App:
             Route(f"{PREFIX}/session_heartbeat", self.heartbeat, methods=["POST"]),
             Route(f"{PREFIX}/sessions/{{session_id}}/finish", self.finish, methods=["POST"]),
             Route(f"{PREFIX}/samplers/{{sampler_id}}", self.sampler),
+            Route(f"{PREFIX}/training_runs", self._page(self._listings.runs)),
+            Route(f"{PREFIX}/training_runs/{{run_id}}", self._of_run(self._listings.run)),
+            Route(f"{PREFIX}/training_runs/{{run_id}}/checkpoints", self._of_run(self._listings.run_checkpoints)),
+            Route(f"{PREFIX}/checkpoints", self._page(self._listings.checkpoints)),
             *(Route(f"{PREFIX}/{name}", self._held(*how), methods=["POST"]) for name, how in held.items()),
             Route(f"{PREFIX}/{{rest:path}}", self.not_served, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
@@ -169,7 +180,29 @@ class App:
         await self._principal(request)
         raise HTTPException(404, f"{request.method} {shorten(request.url.path)} is not served by this version")
 
-    def _held(self, kind: Kind, work: Work, content_type: str) -> Callable[[Request], Awaitable[HeldResponse]]:
+    def _page(self, listing: Listing) -> Endpoint:
+        async def endpoint(request: Request) -> HeldResponse:
+            principal = await self._principal(request)
+
+            async def work(progress: Progress) -> Answer:
+                limit = page_number(request.query_params.get("limit"), "limit", DEFAULT_PAGE, LONGEST_PAGE)
+                offset = page_number(request.query_params.get("offset"), "offset", 0, 10**9)
+                return await listing(principal, limit, offset, progress)
+
+            return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
+
+        return endpoint
+
+    def _of_run(self, question: Question) -> Endpoint:
+        async def endpoint(request: Request) -> HeldResponse:
+            principal, run_id = await self._principal(request), request.path_params["run_id"]
+            return HeldResponse(
+                Kind.QUERY, _refusing(lambda progress: question(principal, run_id, progress)), self._draining
+            )
+
+        return endpoint
+
+    def _held(self, kind: Kind, work: Work, content_type: str) -> Endpoint:
         async def endpoint(request: Request) -> HeldResponse:
             principal = await self._principal(request)
             incoming = Incoming(
@@ -196,10 +229,10 @@ class App:
             raise HTTPException(403, f"session_id {shorten(session_id)!r} was not created with this API key")
 
 
-def build(cluster: Cluster, calls: Calls, draining: asyncio.Event) -> Starlette:
+def build(cluster: Cluster, calls: Calls, listings: Listings, draining: asyncio.Event) -> Starlette:
     """The ASGI application."""
     return Starlette(
-        routes=App(cluster, calls, draining).routes(),
+        routes=App(cluster, calls, listings, draining).routes(),
         exception_handlers={HTTPException: _error},
     )
 

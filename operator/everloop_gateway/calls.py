@@ -172,23 +172,10 @@ class Calls:
         return json_answer(value)
 
     async def weights_info(self, incoming: Incoming, progress: Progress) -> Answer:
-        """What a checkpoint's model is: base model from the binding, LoRA rank from its session pod."""
+        """What the model of a checkpoint is."""
         path = _read(wire.text_field, _json(incoming.body), "tinker_path")
         binding = await self._path_owner(incoming.principal, path, "tinker_path", progress)
-        question = replace(
-            incoming,
-            path=f"{PREFIX}/get_info",
-            body=json.dumps({"model_id": binding.id, "type": "get_info"}).encode(),
-            content_type=wire.JSON,
-        )
-        answer = await self._deliver(question, binding, Kind.QUERY, progress)
-        if answer.status != 200:
-            return answer
-        info = json.loads(answer.body)
-        known = {field: info[field] for field in ("train_unembed", "train_mlp", "train_attn") if field in info}
-        return json_answer(
-            {"base_model": binding.base_model, "is_lora": True, "lora_rank": info.get("lora_rank"), **known}
-        )
+        return await self._deliver(incoming, binding, Kind.QUERY, progress)
 
     async def _deliver(
         self,
@@ -257,12 +244,16 @@ class Calls:
             where = "" if field == "session_id" else f"{field}: "
             raise Refusal(403, f"{where}session_id {shorten(session_id)!r} was not created with this API key")
 
-    async def _model(self, principal: Principal, model_id: str, progress: Progress) -> Binding:
+    async def bound_model(self, principal: Principal, model_id: str, field: str, progress: Progress) -> Binding:
+        """Where a model of this key is. Raises Refusal naming the field."""
         try:
-            stream = parse_stream(model_id, "model_id", "train")
+            stream = parse_stream(model_id, field, "train")
         except MalformedId as error:
             raise Refusal(404, str(error)) from None
-        return await self._bound(principal, stream, "model_id", progress)
+        return await self._bound(principal, stream, field, progress)
+
+    async def _model(self, principal: Principal, model_id: str, progress: Progress) -> Binding:
+        return await self.bound_model(principal, model_id, "model_id", progress)
 
     async def _path_owner(self, principal: Principal, path: str, field: str, progress: Progress) -> Binding:
         try:

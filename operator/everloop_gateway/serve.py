@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from everloop_gateway import app, kube, upstream
 from everloop_gateway.calls import Calls
 from everloop_gateway.cluster import Cluster
+from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
 from everloop_operator.api import names
 
@@ -30,8 +31,10 @@ async def serve(settings: Settings) -> None:
     http = upstream.http_client()
     try:
         cluster = Cluster(api, settings)
-        calls = Calls(cluster, upstream.Upstream(cluster.sessions, http, cluster.master))
-        server = _Server(app.build(cluster, calls, draining), settings.pod_ip, draining)
+        pods = upstream.Upstream(cluster.sessions, http, cluster.master)
+        calls = Calls(cluster, pods)
+        listings = Listings(cluster, pods, calls)
+        server = _Server(app.build(cluster, calls, listings, draining), settings.pod_ip, draining)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(cluster.run())
             log.info("listening", address=settings.pod_ip, port=names.GATEWAY_PORT)

@@ -51,6 +51,7 @@ class Call:
     content_type: str
     accept: str
     extra_headers: dict[str, str] = field(default_factory=dict)
+    method: str = "POST"
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ class Upstream:
         limit = POLL_SECONDS if call.kind is Kind.POLL else SUBMIT_SECONDS
         try:
             async with asyncio.timeout(limit):
-                response = await self._http.post(url, content=call.body, headers=headers)
+                response = await self._http.request(call.method, url, content=call.body, headers=headers)
         except TimeoutError:
             return f"no answer within {limit:.0f} s"
         except httpx.TransportError as error:

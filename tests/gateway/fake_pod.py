@@ -10,6 +10,7 @@ steers the pod by POST /_mode with {"mode": MODE}: "serve"; "hold" (accepts, but
 from __future__ import annotations
 
 import asyncio
+import datetime
 import importlib.machinery
 import importlib.util
 import json
@@ -87,6 +88,10 @@ class Pod:
             return await self.retrieve(json.loads(body)["request_id"])
         if method == "get_info":
             return self.info(json.loads(body)["model_id"])
+        if request.method == "GET":
+            return self.listing(request.url.path.removeprefix("/api/v1/").split("/"))
+        if method == "weights_info":
+            return JSONResponse({"base_model": "org/small", "is_lora": True, "lora_rank": 8, "train_mlp": True})
         stream, number, extra = self.identify(method, body, request.headers.get("x-everloop-weights"))
         request_id = f"{stream}:{number}"
         if self.ledger.find(request_id) is None:
@@ -109,6 +114,26 @@ class Pod:
         if method == "asample":
             return value["sampling_session_id"], value["seq_id"], {}
         return value["model_id"], value["seq_id"], {"sampler": value.get("sampling_session_seq_id")}
+
+    def listing(self, path: list[str]) -> Response:
+        runs, checkpoints = [], []
+        for record in self.ledger.read():
+            model = record.get("accepted", "").rpartition(":")[0]
+            time = datetime.datetime.fromtimestamp(record["time"], datetime.UTC).isoformat()
+            if record.get("method") == "create_model":
+                run = {"training_run_id": model, "base_model": "org/small", "is_lora": True}
+                runs.append({**run, "last_request_time": time})
+            elif record.get("method") == "save_weights":
+                saved = {"checkpoint_id": "weights/saved", "checkpoint_type": "training", "time": time}
+                checkpoints.append({**saved, "tinker_path": f"tinker://{model}/weights/saved"})
+        match path:
+            case ["training_runs"]:
+                return JSONResponse({"training_runs": runs})
+            case ["training_runs", wanted]:
+                return JSONResponse(next(run for run in runs if run["training_run_id"] == wanted))
+            case ["training_runs", wanted, "checkpoints"]:
+                checkpoints = [one for one in checkpoints if f"//{wanted}/" in one["tinker_path"]]
+        return JSONResponse({"checkpoints": checkpoints, "cursor": None})
 
     def info(self, model_id: str) -> Response:
         created = self.ledger.find(f"{model_id}:0")
@@ -161,7 +186,7 @@ def main() -> None:
     pod = Pod(uid, token, Ledger(Path(ledger)))
     routes = [
         Route("/_mode", pod.set_mode, methods=["POST"]),
-        Route("/api/v1/{method}", pod.call, methods=["POST"]),
+        Route("/api/v1/{rest:path}", pod.call, methods=["GET", "POST"]),
     ]
     uvicorn.run(Starlette(routes=routes), host=ip, port=8080, log_level="warning", lifespan="off")
 

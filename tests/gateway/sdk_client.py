@@ -71,6 +71,21 @@ def resume(path: str) -> None:
     say("saved", path=client.save_state("saved").result().path)
 
 
+def listing(limit: str) -> None:
+    """What the key has, by the calls of the SDK that list."""
+    rest = tinker.ServiceClient().create_rest_client()
+    page = rest.list_training_runs(limit=int(limit)).result()
+    for run in page.training_runs:
+        again = rest.get_training_run(run.training_run_id).result()
+        paths = [one.tinker_path for one in rest.list_checkpoints(run.training_run_id).result().checkpoints]
+        say("run", run=run.training_run_id, owner=again.model_owner, paths=paths, total=page.cursor.total_count)
+    every = rest.list_user_checkpoints(limit=int(limit)).result()
+    say("all", paths=[one.tinker_path for one in every.checkpoints], total=every.cursor.total_count)
+    if every.checkpoints:
+        info = rest.get_weights_info_by_tinker_path(every.checkpoints[0].tinker_path).result()
+        say("weights", base=info.base_model, rank=info.lora_rank)
+
+
 def models(base_model: str) -> None:
     """What the server says it serves."""
     found = tinker.ServiceClient().get_server_capabilities().supported_models
@@ -79,7 +94,9 @@ def models(base_model: str) -> None:
 
 if __name__ == "__main__":
     try:
-        {"train": train, "sample": sample, "models": models, "resume": resume}[sys.argv[1]](sys.argv[2])
+        {"train": train, "sample": sample, "models": models, "resume": resume, "listing": listing}[sys.argv[1]](
+            sys.argv[2]
+        )
     except Exception as error:
         say("error", type=type(error).__name__, message=str(error))
         raise

@@ -90,6 +90,38 @@ def test_a_checkpoint_is_gone_on_from_where_it_lies(
     assert {b["data"]["session"] for b in serving.bindings() if b["data"]["id"] == model} == {"small"}
 
 
+def test_a_key_lists_its_own_runs_and_checkpoints(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant, processes: Processes, address: Address, sdk: Start
+) -> None:
+    """Newest first, page by page, and no other key's; a session without a pod is not waited for."""
+    serving.create_session("idle", "org/idle")
+    keys = [cluster.key(serving.namespace) for _ in range(2)]
+    models: list[str] = []
+    for key in (keys[0], keys[0], keys[1]):
+        program = sdk(gateway.url, key, "train")
+        models.append(program.wait("created")["model_id"])
+        program.finish()
+    paths = [f"tinker://{model}/weights/saved" for model in models]
+    program = sdk(gateway.url, keys[0], "listing", "5")
+    program.finish()
+    assert [(event["run"], event["paths"]) for event in program.named("run")] == [
+        (models[1], [paths[1]]),
+        (models[0], [paths[0]]),
+    ]
+    assert {event["owner"] for event in program.named("run")} == {"someone"}
+    assert program.named("all") == [{"event": "all", "paths": [paths[1], paths[0]], "total": 2}]
+    assert program.named("weights") == [{"event": "weights", "base": "org/small", "rank": 8}]
+    with gateway.client(keys[1]) as client:
+        assert client.get("/checkpoints?limit=1&offset=1").json()["checkpoints"] == []
+        assert client.get(f"/training_runs/{models[0]}").status_code == 403
+        assert client.get("/training_runs?limit=-1").status_code == 400
+        assert client.delete(f"/training_runs/{models[2]}/checkpoints/weights/saved").status_code == 404
+    with gateway.client(keys[0]) as client:
+        page = client.get("/checkpoints?limit=1&offset=1").json()
+    assert [one["tinker_path"] for one in page["checkpoints"]] == [paths[0]]
+    assert page["cursor"] == {"limit": 1, "offset": 1, "total_count": 2}
+
+
 def test_a_checkpoint_of_another_key_is_not_loaded(cluster: Cluster, gateway: GatewayProcess, serving: Tenant) -> None:
     """Not into a new model, which is refused and bound nowhere, nor into an own one, where the operation fails."""
     with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
@@ -154,7 +186,7 @@ def test_the_default_session_is_chosen_and_a_binding_stays(
 
 
 def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayProcess, serving: Tenant) -> None:
-    """samplers/{id} answers from the binding, weights_info from binding and pod; what is not known is 404."""
+    """samplers/{id} answers from the binding, weights_info from the pod; what is not known is 404."""
     with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
         path = f"tinker://{session_id}:train:0/weights/one"
         body = {"session_id": session_id, "sampling_session_seq_id": 0, "model_path": path}
@@ -168,7 +200,7 @@ def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayP
             "model_path": path,
         }
         info = client.post("/weights_info", json={"tinker_path": path}).json()
-        assert info == {"base_model": "org/small", "is_lora": True, "lora_rank": 8}
+        assert info == {"base_model": "org/small", "is_lora": True, "lora_rank": 8, "train_mlp": True}
         for bad in ("tinker://nothing", f"tinker://{session_id}:train:0/elsewhere/x"):
             answer = client.post("/weights_info", json={"tinker_path": bad})
             assert (answer.status_code, "tinker_path" in answer.json()["detail"]) == (400, True)

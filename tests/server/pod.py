@@ -143,6 +143,9 @@ class Pod:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, headers=self.headers, timeout=5)
 
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, headers=self.headers, timeout=5)
+
     def status(self) -> dict[str, Any] | None:
         try:
             answer = self.get("/status")

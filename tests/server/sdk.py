@@ -21,6 +21,18 @@ def run_client(code: str) -> Any:
     return json.loads(done.stdout)
 
 
+def run_command(url: str, *arguments: str) -> Any:
+    """Runs the SDK's own command line with JSON output and returns what it prints."""
+    done = subprocess.run(
+        [client_python(), "-m", "tinker.cli", "--format", "json", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"TINKER_BASE_URL": url, "TINKER_API_KEY": API_KEY, "PATH": os.environ["PATH"], "TINKER_TELEMETRY": "0"},
+    )
+    return json.loads(done.stdout)
+
+
 class SdkProgram:
     """`sdk_loop.py SCENARIO` as a process; `events` are what it has printed so far."""
 

@@ -47,7 +47,7 @@ class Stub:
                 Route("/api/v1/sessions/{id}/finish", self._empty, methods=["POST"]),
                 Route("/api/v1/create_sampling_session", self._create_sampling_session, methods=["POST"]),
                 Route("/api/v1/samplers/{id}", self._sampler),
-                Route("/api/v1/{rest:path}", self._forward, methods=["POST"]),
+                Route("/api/v1/{rest:path}", self._forward, methods=["GET", "POST"]),
             ]
         )
 
@@ -91,7 +91,8 @@ class Stub:
             begun = time.monotonic()
             try:
                 pod = self.pod
-                answer = await self.client.post(pod.url + path, content=body, headers=headers | pod.headers)
+                url = pod.url + path
+                answer = await self.client.request(request.method, url, content=body, headers=headers | pod.headers)
             except httpx.TransportError:
                 answer = httpx.Response(503)
             self.submits.append((path, answer.status_code, time.monotonic() - begun))

@@ -13,7 +13,7 @@ from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import LoadWeights
 from everloop_trainer.session.records import Accept, Result, Try
 from tests.server.pod import Pod, alive, eventually, kill_process, new_ip
-from tests.server.sdk import SdkProgram
+from tests.server.sdk import SdkProgram, run_command
 from tests.server.stub import Stub, serving
 from tests.server.test_survival import adapter, assert_equal_states, history, model_of
 
@@ -163,3 +163,23 @@ def test_a_loaded_model_outlives_its_source(own_pod: Pod, gateway: Stub, saved: 
     assert status is not None
     assert not status["storage"]["error"]
     assert any(item["modelId"] == model for item in status["models"])
+
+
+def test_the_sdks_command_line_lists_checkpoints(own_pod: Pod, gateway: Stub, saved: Saved) -> None:
+    """`tinker checkpoint list` and `info`, with sizes, newest first; what nobody saved is not found."""
+    listed = run_command(gateway.url, "checkpoint", "list", "--run-id", saved.model)["checkpoints"]
+    assert [(one["checkpoint_id"], one["checkpoint_type"]) for one in listed] == [
+        ("weights/final", "training"),
+        ("sampler_weights/half", "sampler"),
+        ("weights/half", "training"),
+    ]
+    assert listed[2]["tinker_path"] == saved.path
+    directory = own_pod.root / "models" / storage_id(saved.model) / "checkpoints" / "weights"
+    assert listed[2]["size_bytes"] in {file.stat().st_size for file in directory.glob("*/state.safetensors")}
+    info = run_command(gateway.url, "checkpoint", "info", saved.path)
+    assert (info["tinker_path"], info["lora_rank"]) == (saved.path, 8)
+    weights = own_pod.post("/api/v1/weights_info", {"tinker_path": saved.path}).json()
+    assert (weights["base_model"], weights["lora_rank"], weights["train_mlp"]) == ("everloop/tiny-llama", 8, True)
+    missing = own_pod.post("/api/v1/weights_info", {"tinker_path": f"{saved.path}-not"})
+    assert (missing.status_code, "tinker_path" in missing.json()["detail"]) == (404, True)
+    assert own_pod.get("/api/v1/training_runs/nobody").status_code == 404

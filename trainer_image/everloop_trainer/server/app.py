@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from everloop_trainer.server import schemas, submissions
+from everloop_trainer.server import listings, schemas, submissions
 from everloop_trainer.server.bodies import read_json_object, read_protobuf
 from everloop_trainer.server.gate import Closed, Gate, Guard
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
+from everloop_trainer.session.service import Run
 from everloop_trainer.tinker_proto import tinker_public
 
 POLL_SECONDS = 30.0
@@ -41,12 +42,17 @@ def build_app(gate: Gate) -> Starlette:
         "asample": pod.sample,
         "retrieve_future": pod.retrieve_future,
         "get_info": pod.get_info,
+        "weights_info": pod.weights_info,
     }
     return Starlette(
         routes=[
             Route("/healthz", pod.healthz),
             Route("/readyz", pod.readyz),
             Route("/status", pod.status),
+            Route("/api/v1/training_runs", pod.training_runs),
+            Route("/api/v1/training_runs/{run}", pod.training_run),
+            Route("/api/v1/training_runs/{run}/checkpoints", pod.run_checkpoints),
+            Route("/api/v1/checkpoints", pod.checkpoints),
             *(Route(f"/api/v1/{name}", endpoint, methods=["POST"]) for name, endpoint in submits.items()),
         ],
         middleware=[Middleware(Guard, gate=gate)],
@@ -118,6 +124,31 @@ class _Routes:
                 return JSONResponse(pending | {"queue_state_reason": reason}, 408)
             case Unknown():
                 raise HTTPException(410, f"request_id: {asked.request_id!r} was never accepted here")
+
+    async def training_runs(self, _request: Request) -> Response:
+        return JSONResponse({"training_runs": [listings.run_body(run) for run in self._gate.service.runs()]})
+
+    async def training_run(self, request: Request) -> Response:
+        return JSONResponse(listings.run_body(self._run(request.path_params["run"])))
+
+    async def run_checkpoints(self, request: Request) -> Response:
+        return JSONResponse(listings.checkpoints_body([self._run(request.path_params["run"])]))
+
+    async def checkpoints(self, _request: Request) -> Response:
+        return JSONResponse(listings.checkpoints_body(self._gate.service.runs()))
+
+    async def weights_info(self, request: Request) -> Response:
+        path = _fields(schemas.WeightsInfoRequest, await read_json_object(request)).tinker_path
+        for run in self._gate.service.runs():
+            if any(checkpoint.path == path for checkpoint in run.checkpoints):
+                return JSONResponse(listings.weights_body(run))
+        raise HTTPException(404, f"tinker_path: there is no checkpoint {path[: submissions.LONGEST_PATH]!r}")
+
+    def _run(self, model_id: str) -> Run:
+        for run in self._gate.service.runs():
+            if run.info.model_id == model_id:
+                return run
+        raise HTTPException(404, f"training_run_id: {model_id!r} is no model of this session")
 
     async def get_info(self, request: Request) -> Response:
         asked = _fields(schemas.GetInfoRequest, await read_json_object(request))

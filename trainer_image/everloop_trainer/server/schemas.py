@@ -50,6 +50,12 @@ class GetInfoRequest(_Request):
     type: Literal["get_info"] = "get_info"
 
 
+class WeightsInfoRequest(_Request):
+    """What the SDK's `RestClient.get_weights_info_by_tinker_path` sends."""
+
+    tinker_path: str
+
+
 class AdamParams(_Request):
     """SDK `AdamParams`: AdamW as in torch, weight decay decoupled, `grad_clip_norm` 0 is off."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from everloop_trainer.session.identifiers import (
     CREATION,
@@ -36,6 +37,7 @@ class ModelInfo:
     model_id: str
     base_model: str
     lora: Lora
+    user_metadata: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Checkpoint:
     step: int
     lora: Lora
     stored: Stored
+    user_metadata: dict[str, Any] | None = None
 
     @property
     def frozen(self) -> str:
@@ -97,6 +100,8 @@ class History:
         """By tinker path: the newest of that name."""
         self.frozen: dict[str, Checkpoint] = {}
         """By `frozen:` name."""
+        self.last_request: dict[str, str] = {}
+        """By stream: time of the newest acceptance."""
         self._inflight: dict[str, str] = {}
 
     def apply(self, record: Record, position: Position, *, durable: bool = True) -> None:
@@ -108,6 +113,7 @@ class History:
         match record:
             case Accept():
                 stream = self.streams.setdefault(record.stream, Stream(record.stream))
+                self.last_request[record.stream] = record.time
                 stream.accept(Entry(record.stream, record.seq, record.args, position, durable))
             case Result():
                 stream = self._stream(record.stream, record.seq)
@@ -156,9 +162,9 @@ class History:
             if args.seed is None:
                 raise ValueError(f"{entry.request_id} was accepted without a seed")
             lora = Lora(args.rank, args.seed, args.train_mlp, args.train_attn, args.train_unembed)
-            self.models[entry.stream] = Model(ModelInfo(entry.stream, args.base_model, lora))
+            self.models[entry.stream] = Model(ModelInfo(entry.stream, args.base_model, lora, args.user_metadata))
         if isinstance(args, LoadWeights) and result.loaded is not None:
-            self._load(entry, result.loaded)
+            self._load(entry, args, result.loaded)
         model = self.models.get(entry.stream)
         if model is None:
             return
@@ -169,20 +175,23 @@ class History:
         if result.stored is not None:
             self._take_checkpoint(model, entry, result.stored)
 
-    def _load(self, entry: Entry, loaded: Loaded) -> None:
+    def _load(self, entry: Entry, args: LoadWeights, loaded: Loaded) -> None:
         source = self.frozen.get(loaded.source)
         if source is None:
             raise ValueError(f"{entry.request_id} loaded {loaded.source!r}, which was never stored")
-        info = ModelInfo(entry.stream, self.models[source.model_id].info.base_model, source.lora)
-        model = self.models.setdefault(entry.stream, Model(info))
-        model.info = info
+        base_model = self.models[source.model_id].info.base_model
+        model = self.models.get(entry.stream)
+        if model is None:
+            model = Model(ModelInfo(entry.stream, base_model, source.lora, args.user_metadata))
+            self.models[entry.stream] = model
+        model.info = replace(model.info, lora=source.lora)
         model.root = loaded.snapshot
 
     def _take_checkpoint(self, model: Model, entry: Entry, stored: Stored) -> None:
         args = entry.args
         if not isinstance(args, SaveWeights | SaveWeightsForSampler):
             raise ValueError(f"{entry.request_id} stored weights but is a {args.KIND}")
-        checkpoint = Checkpoint(entry.stream, args.name, model.step, model.info.lora, stored)
+        checkpoint = Checkpoint(entry.stream, args.name, model.step, model.info.lora, stored, args.user_metadata)
         self.frozen[checkpoint.frozen] = checkpoint
         if checkpoint.path is not None:
             self.checkpoints[checkpoint.path] = checkpoint

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
 from everloop_trainer.session.context import Context, SessionConfig
 from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFailed
 from everloop_trainer.session.gaps import MINUTES, Gaps, explanation
-from everloop_trainer.session.history import History, Model, ModelInfo, SamplerInfo
+from everloop_trainer.session.history import Checkpoint, History, Model, ModelInfo, SamplerInfo
 from everloop_trainer.session.identifiers import request_id, storage_id
 from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
@@ -21,11 +21,21 @@ from everloop_trainer.session.runner import Runner
 from everloop_trainer.session.status import CheckpointStatus, ModelStatus, SessionStatus
 from everloop_trainer.session.streams import Ended, Entry
 
-__all__ = ["ModelInfo", "SamplerInfo", "SessionConfig", "SessionService"]
+__all__ = ["ModelInfo", "Run", "SamplerInfo", "SessionConfig", "SessionService"]
 DELIVERY_SECONDS = 2.0
 """How long the journal may take over a failure's delivery before the client is asked to come again."""
 UNREADABLE = "body: text that is not Unicode, or values that nest too deeply, cannot be stored"
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A model as a listing shows it, with its named checkpoints, newest first; `last_request` is RFC 3339."""
+
+    info: ModelInfo
+    last_request: str
+    broken: bool
+    checkpoints: tuple[Checkpoint, ...]
 
 
 class SessionService:
@@ -211,6 +221,22 @@ class SessionService:
     def sampler(self, sampling_session_id: str) -> SamplerInfo | None:
         """A sampling session that a save_weights_for_sampler of this session made."""
         return self._context.history.samplers.get(sampling_session_id)
+
+    def runs(self) -> list[Run]:
+        """Every model whose creation has succeeded."""
+        history = self._context.history
+        checkpoints: dict[str, list[Checkpoint]] = {model: [] for model in history.models}
+        for checkpoint in history.checkpoints.values():
+            checkpoints[checkpoint.model_id].append(checkpoint)
+        return [
+            Run(
+                model.info,
+                history.last_request[name],
+                name in self._context.broken,
+                tuple(sorted(checkpoints[name], key=lambda checkpoint: checkpoint.stored.time, reverse=True)),
+            )
+            for name, model in history.models.items()
+        ]
 
     def status(self) -> SessionStatus:
         """The state as plain values."""
