@@ -167,7 +167,7 @@ def test_a_model_created_before_there_is_a_pod(
     time.sleep(6)
     assert program.events == []
     tenant.serve(tenant.start_pod(processes, address()))
-    program.wait("created", 1, 5)
+    program.wait("created")
     program.finish()
 
 
@@ -184,7 +184,7 @@ def test_a_session_created_again_under_its_name_goes_on(
     assert (len(tenant.accepted()), program.named("step")) == (1, [])
     tenant.create_session(tenant.session, "org/small")
     tenant.serve(tenant.start_pod(processes, address()))
-    program.wait("step", 1, 10)
+    program.wait("step")
     program.finish()
     assert_each_once(tenant)
 
@@ -277,13 +277,13 @@ def test_the_api_server_may_be_away(
     os.kill(api_server, signal.SIGSTOP)
     try:
         program.say("step")
-        program.wait("step", 1, 10)
+        program.wait("step")
         late = sdk(gateway.url, key, "train")
         time.sleep(8)
         assert late.events == []
     finally:
         os.kill(api_server, signal.SIGCONT)
-    late.wait("created", 1, 20)
+    late.wait("created")
     for each in (program, late):
         each.finish()
     assert_each_once(tenant)
