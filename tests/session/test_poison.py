@@ -165,7 +165,7 @@ async def test_kills_from_outside_fail_nothing() -> None:
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_death_at_every_write_around_a_deadly_operation(after: bool) -> None:
     """Whatever write the server dies at, the deadly operation ends as it ends in an unbroken run."""
-    loop = [*START, [fb(A, 2, b"poison"), optim(A, 3)], [fb(A, 4, b"large"), optim(A, 5), fb(B, 3), optim(B, 4)]]
+    loop = [*START, [fb(A, 2, b"poison"), optim(A, 3)], [fb(B, 3, b"large"), optim(B, 4), fb(A, 4), optim(A, 5)]]
     files, unbroken = CrashFiles(Disk()), Client()
     async with running(files.disk, files=files) as world:
         await unbroken.play(world.service, loop)

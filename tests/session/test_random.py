@@ -47,6 +47,8 @@ KINDS = (
     "pin",
     "load",
     "load-weights",
+    "poison",
+    "large",
 )
 
 
@@ -99,6 +101,8 @@ def build(plan: list[list[tuple[str, str]]]) -> list[list[Operation]]:
                     step.append(fb(model, seq, body, forward_only=True))
                 case "bad":
                     step.append(fb(model, seq, b"bad" + body))
+                case "poison" | "large":
+                    step.append(fb(model, seq, kind.encode() + body))
                 case "optim":
                     step.append(optim(model, seq))
                 case "bad-optim":

@@ -130,6 +130,7 @@ async def running(
     max_rank: int = 64,
     available: bool = True,
     fence_interval: float = 0.01,
+    now: Callable[[], str] = lambda: TIME,
 ) -> AsyncIterator[Running]:
     """A started incarnation; leaving the block kills its process."""
     files = files or CrashFiles(disk)
@@ -145,7 +146,7 @@ async def running(
         max_rank=max_rank,
         replay_budget=replay_budget,
         monotonic=clock,
-        now=lambda: TIME,
+        now=now,
         fence_interval=fence_interval,
     )
     service = SessionService(config, store.journal, store.states, source, store.history)

@@ -63,6 +63,10 @@ class Execution:
         try:
             return await self._run(engine, generation, entry)
         except EngineRefused as refused:
+            if (
+                refused.out_of_space
+            ):  # nothing fails for that: whoever wants something stored waits until there is space
+                await self._context.journal.out_of_space(refused.error)
             return self._failed(entry, refused.error, refused.category)
 
     def give_up(self, entry: Entry) -> Ending:
@@ -150,7 +154,7 @@ class Execution:
         if manifest is None:
             place = states.place(kind, entry.stream, entry.seq, generation)
             parts: Parts = "all" if isinstance(args, SaveWeights) else "weights"
-            written = await self._write(engine, entry, place, parts)
+            written = await engine.write(entry.stream, entry.seq, place.path, parts)
             manifest = self._manifest(entry, args, model, kind, place, written)
             await states.commit(manifest)
         stored = Stored(
@@ -165,15 +169,6 @@ class Execution:
             sampler = sampling_session_id(session_of(entry.stream), args.sampling_session_seq_id)
             answer = {"sampling_session_id": sampler, "type": args.KIND}
         return self._answered(entry, answer, stored=stored)
-
-    async def _write(self, engine: Engine, entry: Entry, place: Place, parts: Parts) -> Written:
-        """No save fails because the storage is full: it waits until there is space."""
-        try:
-            return await engine.write(entry.stream, entry.seq, place.path, parts)
-        except EngineRefused as refused:
-            if refused.out_of_space:
-                await self._context.journal.out_of_space(refused.error)
-            raise
 
     def _manifest(
         self,

@@ -39,6 +39,11 @@ class Tries:
         """How many engines have died in it, for an incarnation that is not trying it now."""
         return self.deaths + (self.incarnation == incarnation)
 
+    @property
+    def passed_alone(self) -> bool:
+        """Of an operation that has ended: whether engines died in it beside other models."""
+        return self.deaths >= SUSPECTED
+
     def verdict(self, incarnation: int) -> Verdict:
         """How that incarnation goes on with the operation."""
         deaths = self.deaths_seen_by(incarnation)

@@ -9,6 +9,7 @@ import structlog
 
 from everloop_trainer.session.context import Context
 from everloop_trainer.session.execution import Execution
+from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import OptimStep
 from everloop_trainer.session.poison import Verdict
@@ -48,6 +49,7 @@ class Runner:
         self._generation = 0
         self._wake = asyncio.Event()
         self._draining = False
+        self._spared: set[str] = set()
         self._served = False
         self.engine: Engine | None = None
         self.running: Entry | None = None
@@ -101,17 +103,35 @@ class Runner:
         """
         await self._give_up_condemned()
         entry = self._first("suspected")
-        if entry is None:
+        model = await self._unspared() if entry is None else self._context.history.models.get(entry.stream)
+        if entry is None and model is None:
             return False
-        log.warning("running an operation alone: engines died in it", operation=entry.request_id, pid=engine.pid)
+        what = entry.request_id if entry is not None else "replay"
+        log.warning("running alone what engines died in", operation=what, pid=engine.pid)
         self._recovering = True
-        model = self._context.history.models.get(entry.stream)
         if model is not None and await self._restoring.restore(engine, model) is None:
+            self._spared.add(model.info.model_id)
             return True
-        await self._run_one(engine, entry)
-        if changes_state(entry):
-            await self.snapshots.take(engine, self._generation, entry.stream)
+        if entry is not None:
+            await self._run_one(engine, entry)
+        if model is not None and (entry is None or changes_state(entry)):
+            await self.snapshots.take(engine, self._generation, model.info.model_id)
+            self._spared.add(model.info.model_id)  # also if the storage took no snapshot: once is enough
         return True
+
+    async def _unspared(self) -> Model | None:
+        """A model whose replay would hold an operation that passed alone: its server died before the snapshot."""
+        for name, model in self._context.history.models.items():
+            entries = self._context.history.streams[name].entries.values()
+            alone = max(
+                (entry.seq for entry in entries if entry.tries.passed_alone and changes_state(entry)), default=0
+            )
+            if alone == 0 or name in self._spared:
+                continue
+            if all(snapshot.seq < alone for snapshot in await self._context.states.snapshots(name)):
+                return model
+            self._spared.add(name)
+        return None
 
     async def _give_up_condemned(self) -> None:
         while (entry := self._first("condemned")) is not None:
