@@ -159,13 +159,21 @@ async def reference(loop: list[list[Operation]]) -> tuple[dict[str, bytes], Clie
 async def disturbed(loop: list[list[Operation]], plan: list[Fault], chance: random.Random) -> None:
     adapters, undisturbed = await reference(loop)
     disk, client = Disk(), Client()
+    years = random.Random(len(loop))
+
+    def now() -> str:
+        """A wall clock that jumps by decades, back and forth."""
+        return f"{years.randint(1971, 2105)}-01-01T00:00:00Z"
+
     zombies = []
     try:
         for attempt, fault in enumerate(plan, start=1):
             files = CrashFiles(disk, die_at=None if fault.ending == "zombie" else fault.die_at, after=fault.after)
             hook = reaper(fault.engine_deaths)
             unaware = 1e6 if fault.ending == "zombie" else 0.01
-            world_of = running(disk, files=files, attempt=attempt, pod=f"p{attempt}", hook=hook, fence_interval=unaware)
+            world_of = running(
+                disk, files=files, attempt=attempt, pod=f"p{attempt}", hook=hook, fence_interval=unaware, now=now
+            )
             try:
                 world = await world_of.__aenter__()
             except (*Over, Died):
@@ -181,7 +189,7 @@ async def disturbed(loop: list[list[Operation]], plan: list[Fault], chance: rand
                 files.kill()
             if fault.ending in ("power", "chaos"):
                 disk.lose_power(chance if fault.ending == "chaos" else None)
-        async with running(disk, attempt=len(plan) + 1, pod="last") as world:
+        async with running(disk, attempt=len(plan) + 1, pod="last", now=now) as world:
             await client.play(world.service, disorder(loop, chance))
             await world.settled()
             assert states(world.engine) == adapters
