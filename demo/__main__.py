@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from bootstrap import stage
-from demo import adapters, faults
+from demo import adapters, faults, install
 from demo.loop import Loop, loss_of
 from demo.picture import Kill, draw
 from demo.session import NAME, Session, raise_session
@@ -43,6 +43,7 @@ class Demo:
 
     def raise_curtain(self) -> Session:
         """Bring everything up and show the two exports."""
+        self.view.say(f"the cluster's files are in {self.root}")
         session = raise_session(self.cluster, self.ready, namespace=NAMESPACE, nodes=3, say=self.view.say)
         self.view.say("the session serves; this is what the training loop sees of it:")
         self.view.say(f"  export TINKER_BASE_URL={session.url}")
@@ -152,13 +153,24 @@ class Demo:
             key = self.root / "api-key"
             key.touch(mode=0o600)
             key.write_text(self.session.key)
+            node = self.session.status()["pod"]["node"]
             lines += [
                 f"export TINKER_BASE_URL={self.session.url} TINKER_API_KEY=$(cat {key})",
                 f"{self.ready.client_python} examples/sft.py --steps 20 --name again",
-                f"python3 -m devcluster node kill NODE --root {self.root}     # while it runs",
+                f"python3 -m devcluster node kill {node} --root {self.root}     # while it runs",
+                f"python3 -m devcluster node heal {node} --root {self.root}",
             ]
         print("\nThe cluster stays. Try:", *lines, sep="\n  ")
         print(f"When done:\n  make demo-down ROOT={self.root}")
+
+    def explain(self, error: Exception) -> None:
+        """Say what failed, and what the cluster knows of it."""
+        self.view.close()
+        print(f"\nthe demo failed: {error}", file=sys.stderr)
+        if self.cluster.kubeconfig.exists():
+            tools = install.Tools(self.ready.kubectl, self.ready.helm, self.cluster.kubeconfig)
+            for what in (("pods", "-o", "wide"), ("events", "--field-selector", "type=Warning")):
+                print(tools.kube("get", "-A", *what), file=sys.stderr)
 
     def tidy(self) -> None:
         """Take the cluster down and remove its files."""
@@ -178,11 +190,15 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the cluster running and print what to try next")
     parser.add_argument("--picture", default=str(REPOSITORY / "build" / "demo.png"))
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, interrupted)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
     demo = Demo(arguments)
     keep = arguments.keep
     try:
         return 0 if demo.play() else 1
+    except (RuntimeError, TimeoutError, LookupError) as error:
+        demo.explain(error)
+        return 1
     except KeyboardInterrupt:
         keep = False
         print("\ninterrupted: taking the cluster down", file=sys.stderr)

@@ -35,7 +35,9 @@ class Tools:
         Raises:
             RuntimeError: it failed; the message has the command and what it wrote.
         """
-        env = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        # kubectl and helm would leave what they learn of each cluster in the home directory.
+        cache = str(self.kubeconfig.with_name("kube-cache"))
+        env = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": cache}
         done = subprocess.run(
             [str(a) for a in argv], input=stdin, env=env, capture_output=True, text=True, timeout=seconds, check=False
         )

@@ -263,7 +263,8 @@ class Cluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl as administrator and return its output."""
-        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        cache = str(self.root / "run" / "kube-cache")
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": cache}
         done = subprocess.run(
             [f"{self.settings.kube}/kubectl", *arguments], input=stdin, env=environment, capture_output=True, text=True,
             check=False,

@@ -7,4 +7,5 @@ import signal
 
 def pytest_configure() -> None:
     """Let a terminated run tear its fixtures down as an interrupted one does: no cluster may outlive it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
