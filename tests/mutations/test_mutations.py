@@ -51,7 +51,7 @@ NOTICED = {
     "store/states.py StoredStates.commit: await self._journal.check_fence()": (
         "tests/store/test_states.py::test_the_fence_is_read_before_a_manifest_and_before_a_deletion"
     ),
-    "store/states.py StoredStates.retain: await self._journal.check_fence()": (
+    "store/states.py StoredStates.delete: await self._journal.check_fence()": (
         "tests/store/test_states.py::test_a_deletion_reads_the_fence_itself"
     ),
     "session/service.py SessionService.accept: await self._context.journal.check_fence()": (

@@ -105,6 +105,7 @@ def test_avoided_nodes_are_read_back() -> None:
         ({"workers": {"resources": {"limits": {"cpu": 3}}}}, True),
         ({"adapters": {"maxRank": 8}}, True),
         ({"snapshots": {"replayBudgetSeconds": 3}}, True),
+        ({"checkpoints": {"everySeconds": 3}}, True),
         ({"recovery": {"avoidSeconds": 1}}, False),
         ({"deadlines": {"startupSeconds": 99}}, False),
         ({"engine": {"dtype": "Float32", "threads": 2}}, False),

@@ -127,6 +127,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"storage": {"journal": {"claim": {"subPath": "../other"}}}}, "spec.storage.journal.claim.subPath"),
     ({"storage": {"journal": {"claim": None}}}, "spec.storage.journal.claim"),
     ({"snapshots": {"replayBudgetSeconds": 0}}, "spec.snapshots.replayBudgetSeconds"),
+    ({"checkpoints": {"everySeconds": -1}}, "spec.checkpoints.everySeconds"),
+    ({"checkpoints": {"keepLast": 0}}, "spec.checkpoints.keepLast"),
     ({"recovery": {"infrastructure": {"maxAttempts": 101}}}, "spec.recovery.infrastructure.maxAttempts"),
     ({"recovery": {"infrastructure": {"windowSeconds": 1}}}, "spec.recovery.infrastructure.windowSeconds"),
     ({"recovery": {"forceDeleteAfterSeconds": -1}}, "spec.recovery.forceDeleteAfterSeconds"),
@@ -200,6 +202,7 @@ def test_mutable_fields(namespace: Api) -> None:
         "workers": {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 2, "memory": "1.5Gi"}}},
         "adapters": {"maxRank": 8},
         "snapshots": {"replayBudgetSeconds": 5},
+        "checkpoints": {"everySeconds": 60, "keepLast": 5},
         "recovery": {"infrastructure": {"maxAttempts": 1}},
         "deadlines": {"startupSeconds": 60},
     }

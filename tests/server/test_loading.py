@@ -183,3 +183,35 @@ def test_the_sdks_command_line_lists_checkpoints(own_pod: Pod, gateway: Stub, sa
     missing = own_pod.post("/api/v1/weights_info", {"tinker_path": f"{saved.path}-not"})
     assert (missing.status_code, "tinker_path" in missing.json()["detail"]) == (404, True)
     assert own_pod.get("/api/v1/training_runs/nobody").status_code == 404
+
+
+def test_a_killed_loop_goes_on_from_an_automatic_checkpoint(make_pod: Callable[..., Pod]) -> None:
+    """The user's process is killed and has saved nothing: another finds `auto-<step>` and goes on as it would have."""
+    pod = make_pod()
+    pod.configure(checkpoints={"everySeconds": 0.2, "keepLast": 2})
+    pod.start()
+    pod.wait_until("Serving")
+    with serving(pod, new_ip(), {}) as stub:
+        with SdkProgram(stub.url, "train", seed=17, **LOOP | {"steps": 1000}) as program:
+            model = model_of(program)
+
+            def newest() -> int:
+                found = run_command(stub.url, "checkpoint", "list", "--run-id", model)["checkpoints"]
+                return int(found[0]["checkpoint_id"].removeprefix("weights/auto-")) if found else 0
+
+            step = eventually(newest, "an automatic checkpoint", 60)
+            reached = len(program.named("step"))
+            eventually(lambda: len(program.named("step")) > max(reached, step) + 4, "steps after it", 60)
+            program.process.kill()
+            program.process.wait()
+            losses = [event["loss"] for event in program.named("step")]
+        step = newest()
+        path = f"tinker://{model}/weights/auto-{step}"
+        going_on = LOOP | {"steps": step + 3}
+        with SdkProgram(stub.url, "resume", path=path, optimizer=True, start=step, **going_on) as program:
+            program.finish()
+        resumed = [event["loss"] for event in program.named("step")]
+        with SdkProgram(stub.url, "train", seed=17, **going_on) as program:
+            program.finish()
+    assert resumed == [event["loss"] for event in program.named("step")][step:]
+    assert losses[:step] == [event["loss"] for event in program.named("step")][:step]

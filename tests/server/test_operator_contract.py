@@ -27,6 +27,7 @@ CHANGED = {
     "engine": {"dtype": "BFloat16", "maxSequenceLength": 4096, "threads": 3},
     "adapters": {"maxModels": 2, "maxRank": 64},
     "snapshots": {"replayBudgetSeconds": 7},
+    "checkpoints": {"everySeconds": 90, "keepLast": 4},
 }
 
 
@@ -43,6 +44,8 @@ def test_the_trainer_reads_what_the_operator_writes(changes: dict[str, Any]) -> 
     assert (read.namespace, read.name, read.uid, read.attempt) == ("team", "qwen", "uid-9", 4)
     assert (read.adapters.max_models, read.adapters.max_rank) == (spec.adapters.max_models, spec.adapters.max_rank)
     assert read.snapshots.replay_budget_seconds == spec.snapshots.replay_budget_seconds
+    assert read.checkpoints.every_seconds == spec.checkpoints.every_seconds
+    assert read.checkpoints.keep_last == spec.checkpoints.keep_last
     assert read.storage.root == "/var/lib/everloop/team/qwen"
     spare = spare_config(config)
     assert spare.socket == Path("/run/everloop/spare.sock")

@@ -35,7 +35,19 @@ from everloop_trainer.session.operations import (
 )
 from everloop_trainer.session.outcomes import JSON
 from everloop_trainer.session.ports import Lora, Manifest, Position
-from everloop_trainer.session.records import Accept, Deliver, Loaded, Open, Record, Result, Seal, Stored, Try
+from everloop_trainer.session.records import (
+    Accept,
+    Autosaved,
+    Deliver,
+    Loaded,
+    Open,
+    Pruned,
+    Record,
+    Result,
+    Seal,
+    Stored,
+    Try,
+)
 from everloop_trainer.session.recovery import plans
 from everloop_trainer.session.streams import Ended, Entry, Stream
 from everloop_trainer.store.segments import encode, read_at
@@ -171,6 +183,8 @@ def test_a_wrong_argument_in_the_journal_is_named(kind: str, change: dict[str, o
         Result(A, 1, True, JSON, 3, loaded=Loaded("frozen:m-1/1-5", "1-1")),
         Result(A, 1, False, JSON, 3, "bad", "user", gradients_dropped=True),
         Deliver(A, 1),
+        Autosaved(A, 4, "auto-2", 2, Stored("weights", "1-4", "ab", 7, TIME)),
+        Pruned(A, "1-4"),
     ],
 )
 def test_records_survive_the_journal(record: Record) -> None:

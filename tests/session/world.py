@@ -131,6 +131,7 @@ async def running(
     available: bool = True,
     fence_interval: float = 0.01,
     now: Callable[[], str] = lambda: TIME,
+    checkpoint_every: float = 0.0,
 ) -> AsyncIterator[Running]:
     """A started incarnation; leaving the block kills its process."""
     files = files or CrashFiles(disk)
@@ -145,6 +146,8 @@ async def running(
         max_models=max_models,
         max_rank=max_rank,
         replay_budget=replay_budget,
+        checkpoint_every=checkpoint_every,
+        checkpoint_keep=2,
         monotonic=clock,
         now=now,
         fence_interval=fence_interval,

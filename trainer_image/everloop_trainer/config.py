@@ -71,6 +71,13 @@ class SnapshotsConfig(_Json):
     replay_budget_seconds: Annotated[float, Field(ge=0)] = 20.0
 
 
+class CheckpointsConfig(_Json):
+    """Automatic checkpoints of each model: seconds between two (0 for none), and how many are kept."""
+
+    every_seconds: Annotated[float, Field(ge=0)] = 0.0
+    keep_last: Annotated[int, Field(ge=1)] = 2
+
+
 class SessionConfig(_Json):
     """The JSON of `EVERLOOP_CONFIG`."""
 
@@ -84,6 +91,7 @@ class SessionConfig(_Json):
     adapters: AdaptersConfig = AdaptersConfig()
     storage: StorageConfig
     snapshots: SnapshotsConfig = SnapshotsConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
     token_file: AbsolutePath = "/run/secrets/everloop/token"  # noqa: S105 - where it lies, not what it is
 
 

@@ -82,6 +82,8 @@ async def open_session(config: TrainerConfig) -> SessionService:
         base_model=base,
         max_models=config.session.adapters.max_models,
         max_rank=config.session.adapters.max_rank,
+        checkpoint_every=config.session.checkpoints.every_seconds,
+        checkpoint_keep=config.session.checkpoints.keep_last,
         replay_budget=config.session.snapshots.replay_budget_seconds,
     )
     engines = SpareSocket(config.spare_socket, wanted.name, files_sha256)

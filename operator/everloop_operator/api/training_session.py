@@ -134,6 +134,21 @@ class SnapshotsSpec(ApiModel):
     )
 
 
+class CheckpointsSpec(ApiModel):
+    """Automatic checkpoints of each adapter, from which a client goes on whose own process died."""
+
+    every_seconds: Annotated[int, Field(ge=0, le=604_800)] = Field(
+        default=1800,
+        description="Seconds between two automatic checkpoints of an adapter, taken at the next optimizer step, with "
+        "optimizer state, under the name `auto-<step>`; 0 for none. A change starts a new attempt.",
+    )
+    keep_last: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=2,
+        description="How many automatic checkpoints of an adapter are kept; older ones are deleted. What a client "
+        "saved itself is never deleted for it. A change starts a new attempt.",
+    )
+
+
 class Budget(ApiModel):
     """How often something may happen within a moving window."""
 
@@ -193,6 +208,10 @@ class TrainingSessionSpec(ApiModel):
     storage: StorageSpec = Field(description="Storage that the session recovers from.")
     snapshots: SnapshotsSpec = Field(
         default=SnapshotsSpec(), description="Internal snapshots, from which a recovery replays."
+    )
+    checkpoints: CheckpointsSpec = Field(
+        default=CheckpointsSpec(),
+        description="Automatic checkpoints, from which a client goes on whose own process died.",
     )
     recovery: RecoverySpec = Field(default=RecoverySpec(), description="How lost pods and nodes are replaced.")
     deadlines: DeadlinesSpec = Field(

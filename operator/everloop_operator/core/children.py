@@ -66,6 +66,7 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
         "adapters": {"maxModels": spec.adapters.max_models, "maxRank": spec.adapters.max_rank},
         "storage": {"root": f"{JOURNAL_MOUNT}/{session.namespace}/{session.name}"},
         "snapshots": {"replayBudgetSeconds": spec.snapshots.replay_budget_seconds},
+        "checkpoints": {"everySeconds": spec.checkpoints.every_seconds, "keepLast": spec.checkpoints.keep_last},
         "tokenFile": f"{TOKEN_MOUNT}/{names.TOKEN_FIELD}",
     }
 

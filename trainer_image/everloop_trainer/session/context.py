@@ -34,6 +34,8 @@ class SessionConfig:
     Attributes:
         previous: the incarnation before this one, if the storage has had one.
         replay_budget: greatest seconds of engine time between two snapshots of a model.
+        checkpoint_every: seconds between two automatic checkpoints of a model; 0 for none.
+        checkpoint_keep: how many automatic checkpoints of a model are kept, at least 1.
         monotonic: a clock in seconds.
         now: wall-clock time as RFC 3339.
         draw_seed: seed of an operation that came without one.
@@ -47,6 +49,8 @@ class SessionConfig:
     max_models: int
     max_rank: int
     replay_budget: float
+    checkpoint_every: float = 0.0
+    checkpoint_keep: int = 1
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], str] = now
     draw_seed: Callable[[], int] = draw_seed

@@ -25,7 +25,19 @@ from everloop_trainer.session.operations import (
 )
 from everloop_trainer.session.outcomes import JSON
 from everloop_trainer.session.ports import Lora, Position
-from everloop_trainer.session.records import Accept, Deliver, Loaded, Lost, Open, Record, Result, Stored, Try
+from everloop_trainer.session.records import (
+    Accept,
+    Autosaved,
+    Deliver,
+    Loaded,
+    Lost,
+    Open,
+    Pruned,
+    Record,
+    Result,
+    Stored,
+    Try,
+)
 from everloop_trainer.session.streams import Ended, Entry, Stream
 from everloop_trainer.session.windows import Finished, closes_window
 
@@ -79,7 +91,8 @@ class Checkpoint:
 class Model:
     """What is known of one model: optimizer steps applied, and the numbers of its open accumulation window.
 
-    `root` is the key of the snapshot that its newest load_weights made, if it had one.
+    `root` is the key of the snapshot that its newest load_weights made, if it had one. `automatic` are its automatic
+    checkpoints by key, oldest first; `pruned` the keys of those that are no more.
     """
 
     info: ModelInfo
@@ -87,6 +100,8 @@ class Model:
     window: list[int] = field(default_factory=list)
     latest_checkpoint: Checkpoint | None = None
     root: str | None = None
+    automatic: dict[str, Checkpoint] = field(default_factory=dict)
+    pruned: set[str] = field(default_factory=set)
 
 
 class History:
@@ -126,10 +141,37 @@ class History:
             case Try():
                 entry = self._stream(record.stream, record.seq).entries[record.seq]
                 entry.tries = entry.tries.tried(position.incarnation)
+            case Autosaved():
+                self._autosave(record)
+            case Pruned():
+                self._prune(record)
             case Lost():
                 self._lose(record, position, durable)
             case Open():
                 pass
+
+    def _autosave(self, saved: Autosaved) -> None:
+        model = self.models.get(saved.stream)
+        if model is None:
+            raise ValueError(f"{saved.name} was saved of {saved.stream}, which was never created")
+        checkpoint = Checkpoint(saved.stream, saved.name, saved.step, model.info.lora, saved.stored)
+        model.automatic[saved.stored.key] = checkpoint
+        self._list(model, checkpoint)
+
+    def _prune(self, pruned: Pruned) -> None:
+        model = self.models.get(pruned.stream)
+        checkpoint = None if model is None else model.automatic.pop(pruned.key, None)
+        if model is None or checkpoint is None:
+            raise ValueError(f"{pruned.key} of {pruned.stream} was pruned but never saved")
+        model.pruned.add(pruned.key)
+        if checkpoint.path is not None and self.checkpoints.get(checkpoint.path) is checkpoint:
+            del self.checkpoints[checkpoint.path]
+
+    def _list(self, model: Model, checkpoint: Checkpoint) -> None:
+        self.frozen[checkpoint.frozen] = checkpoint
+        if checkpoint.path is not None:
+            self.checkpoints[checkpoint.path] = checkpoint
+            model.latest_checkpoint = checkpoint
 
     def _lose(self, lost: Lost, position: Position, durable: bool) -> None:
         """A number that never arrived counts as an operation that failed, in its accumulation window too."""
@@ -192,10 +234,7 @@ class History:
         if not isinstance(args, SaveWeights | SaveWeightsForSampler):
             raise ValueError(f"{entry.request_id} stored weights but is a {args.KIND}")
         checkpoint = Checkpoint(entry.stream, args.name, model.step, model.info.lora, stored, args.user_metadata)
-        self.frozen[checkpoint.frozen] = checkpoint
-        if checkpoint.path is not None:
-            self.checkpoints[checkpoint.path] = checkpoint
-            model.latest_checkpoint = checkpoint
+        self._list(model, checkpoint)
         if not isinstance(args, SaveWeightsForSampler):
             return
         if args.kind == "inflight":

@@ -212,5 +212,11 @@ class States(Protocol):
     async def retain(self, model: str, kept: str | None) -> None:
         """Read the fence, then delete all snapshots but the newest two and the one of key `kept`."""
 
+    async def keys(self, kind: StateKind, model: str) -> list[tuple[str, int, int]]:
+        """Every state there is, whether it counts or not: its key, the incarnation that wrote it, and its number."""
+
+    async def delete(self, kind: StateKind, model: str, key: str) -> None:
+        """Read the fence, then delete a state."""
+
     def path(self, kind: StateKind, model: str, key: str) -> str:
         """Absolute path of a state's data file, for the engine."""

@@ -114,7 +114,26 @@ class Lost:
     error: str
 
 
-Record = Open | Accept | Try | Result | Deliver | Lost
+@dataclass(frozen=True, slots=True)
+class Autosaved:
+    """An automatic checkpoint of a model was stored, after its operation `seq`; `step` counts optimizer steps."""
+
+    stream: str
+    seq: int
+    name: str
+    step: int
+    stored: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """An automatic checkpoint of a model, by its key, is no more."""
+
+    stream: str
+    key: str
+
+
+Record = Open | Accept | Try | Result | Deliver | Lost | Autosaved | Pruned
 
 
 def to_header(record: Record) -> dict[str, Any]:
@@ -146,6 +165,17 @@ def to_header(record: Record) -> dict[str, Any]:
             return {"t": "deliver", "s": record.stream, "n": record.seq}
         case Lost():
             return {"t": "lost", "s": record.stream, "n": record.seq, "err": record.error}
+        case Autosaved():
+            return {
+                "t": "autosaved",
+                "s": record.stream,
+                "n": record.seq,
+                "name": record.name,
+                "step": record.step,
+                "stored": _STORED.dump_python(record.stored, mode="json"),
+            }
+        case Pruned():
+            return {"t": "pruned", "s": record.stream, "n": 0, "key": record.key}
         case Result():
             header: dict[str, Any] = {
                 "t": "result",
@@ -181,7 +211,7 @@ _STORED = TypeAdapter(Stored)
 class _Header:
     """Every key that a header may hold, by type; `from_header` asks for those that its type needs."""
 
-    t: Literal["open", "accept", "try", "result", "deliver", "lost"]
+    t: Literal["open", "accept", "try", "result", "deliver", "lost", "autosaved", "pruned"]
     n: int
     s: str | None = None
     k: str | None = None
@@ -200,6 +230,8 @@ class _Header:
     dropped: bool = False
     stored: Stored | None = None
     loaded: Loaded | None = None
+    name: str | None = None
+    key: str | None = None
 
     def need(self, *keys: str) -> list[Any]:
         values = [getattr(self, key) for key in keys]
@@ -237,6 +269,12 @@ def from_header(header: bytes) -> Record:
         case "deliver":
             (stream,) = found.need("s")
             return Deliver(stream, found.n)
+        case "autosaved":
+            stream, name, step, stored = found.need("s", "name", "step", "stored")
+            return Autosaved(stream, found.n, name, step, stored)
+        case "pruned":
+            stream, key = found.need("s", "key")
+            return Pruned(stream, key)
         case "lost":
             stream, told = found.need("s", "err")
             return Lost(stream, found.n, told)

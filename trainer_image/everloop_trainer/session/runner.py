@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from everloop_trainer.session.autosaving import Autosaving
 from everloop_trainer.session.context import Context
 from everloop_trainer.session.execution import Execution
 from everloop_trainer.session.history import Model
@@ -43,6 +44,7 @@ class Runner:
         self._execution = Execution(context)
         self._restoring = Restoring(context)
         self.snapshots = Snapshotting(context)
+        self._autosaving = Autosaving(context)
         self._turns = {stream.name: None for stream in context.history.streams.values() if stream.pending}
         self._recovering = bool(context.history.streams)
         self._since = context.config.monotonic()
@@ -287,6 +289,7 @@ class Runner:
             self.snapshots.worked(entry.stream, seconds)
         if isinstance(entry.args, OptimStep) and entry.stream in context.history.models:
             await self.snapshots.take_if_due(engine, self._generation, entry.stream)
+            await self._autosaving.take_if_due(engine, self._generation, entry.stream)
 
     async def _end(self, entry: Entry, result: Result, body: bytes) -> None:
         position, durable = self._context.journal.append(result, body)

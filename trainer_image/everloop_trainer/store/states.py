@@ -122,15 +122,23 @@ class StoredStates:
             own = _writer(key) == self._journal.number
             if key in stay or (own and not await self._has_manifest(directory, key)):
                 continue
-            await self._journal.check_fence()
-            await self._delete(f"{directory}/{key}")
+            await self.delete("snapshots", model, key)
+
+    async def keys(self, kind: StateKind, model: str) -> list[tuple[str, int, int]]:
+        """See session.ports.States."""
+        directory = layout.states(storage_id(model), kind)
+        names = await self._io(lambda: self._files.list(directory))
+        return [(name, _writer(name), seq) for name in names if (seq := _number(name)) is not None]
+
+    async def delete(self, kind: StateKind, model: str, key: str) -> None:
+        """See session.ports.States."""
+        await self._journal.check_fence()
+        directory = layout.state(storage_id(model), kind, key)
+        await self._io(lambda: self._files.delete(directory))
+        log.info("old state deleted", path=directory)
 
     async def _has_manifest(self, directory: str, key: str) -> bool:
         return await self._io(lambda: self._files.exists(f"{directory}/{key}/{layout.MANIFEST}"))
-
-    async def _delete(self, directory: str) -> None:
-        await self._io(lambda: self._files.delete(directory))
-        log.info("old snapshot deleted", path=directory)
 
     def _counting(self, kind: StateKind, model: str, seq: int | None = None) -> list[Manifest]:
         directory = layout.states(storage_id(model), kind)
