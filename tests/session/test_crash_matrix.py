@@ -7,9 +7,10 @@ import random
 
 import pytest
 
+from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Failed, Succeeded
-from tests.session.world import LOADS, LOOP, A, B, C, Client, D, Over, running, states, unbroken
+from tests.session.world import LOADS, LOOP, A, B, C, Client, D, Over, fb, load, optim, running, states, unbroken
 from tests.store.crash_files import CrashFiles, Died, Disk
 
 Loop = list[list[Operation]]
@@ -94,3 +95,24 @@ async def test_power_loss_that_leaves_holes(loop: Loop) -> None:
     effects, expected = await count_effects(loop), await unbroken(loop)
     for die_at in range(1, effects + 1, 2):
         await broken_at(loop, die_at, expected, after=True, power=True, chaos=random.Random(die_at))
+
+
+async def test_a_load_whose_snapshot_is_stored_needs_its_source_no_more() -> None:
+    """Dead after the manifest, before the result or later: the source may go, the load recognises its own snapshot."""
+    loop = [*LOADS[:3], [load(C, 0, f"tinker://{A}/weights/half")], [fb(C, 1, b"c1"), optim(C, 2)]]
+    effects, expected, gone = await count_effects(loop), await unbroken(loop), 0
+    for die_at in range(1, effects + 1):
+        disk, client = Disk(), Client()
+        try:
+            async with running(disk, files=CrashFiles(disk, die_at=die_at, after=True)) as world:
+                await client.play(world.service, loop)
+        except (*Over, Died):
+            pass
+        if any(name.startswith(f"models/{storage_id(C)}/") and name.endswith("manifest.json") for name in disk.files):
+            gone += 1
+            CrashFiles(disk).delete(f"models/{storage_id(A)}/checkpoints")
+        async with running(disk, attempt=2, pod="pod-2") as world:
+            await client.play(world.service, loop)
+            await world.settled()
+            assert (states(world.engine), client.told) == expected
+    assert gone > 1

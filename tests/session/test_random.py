@@ -32,6 +32,8 @@ from tests.session.world import (
 from tests.store.crash_files import CrashFiles, Died, Disk
 
 SEED = 20300101
+OFTEN = 0.01
+"""Seconds between automatic checkpoints, of a clock that moves a millisecond at each look."""
 KINDS = (
     "fb",
     "fb",
@@ -172,7 +174,14 @@ async def disturbed(loop: list[list[Operation]], plan: list[Fault], chance: rand
             hook = reaper(fault.engine_deaths)
             unaware = 1e6 if fault.ending == "zombie" else 0.01
             world_of = running(
-                disk, files=files, attempt=attempt, pod=f"p{attempt}", hook=hook, fence_interval=unaware, now=now
+                disk,
+                files=files,
+                attempt=attempt,
+                pod=f"p{attempt}",
+                hook=hook,
+                fence_interval=unaware,
+                now=now,
+                checkpoint_every=OFTEN,
             )
             try:
                 world = await world_of.__aenter__()
@@ -189,7 +198,7 @@ async def disturbed(loop: list[list[Operation]], plan: list[Fault], chance: rand
                 files.kill()
             if fault.ending in ("power", "chaos"):
                 disk.lose_power(chance if fault.ending == "chaos" else None)
-        async with running(disk, attempt=len(plan) + 1, pod="last", now=now) as world:
+        async with running(disk, attempt=len(plan) + 1, pod="last", now=now, checkpoint_every=OFTEN) as world:
             await client.play(world.service, disorder(loop, chance))
             await world.settled()
             assert states(world.engine) == adapters

@@ -132,6 +132,16 @@ async def test_the_fence_is_read_before_a_manifest_and_before_a_deletion() -> No
     await store.journal.close()
 
 
+async def test_the_snapshot_of_a_load_stays() -> None:
+    """The newest two, and the one that a loaded model could not come back without if both were damaged."""
+    disk = Disk()
+    store = await opened(disk)
+    keys = [(await stored(store, disk, seq)).key for seq in (1, 2, 3, 4)]
+    await store.states.retain(A, keys[0])
+    assert {manifest.key for manifest in await store.states.snapshots(A)} == {keys[0], keys[2], keys[3]}
+    await store.journal.close()
+
+
 async def test_a_deletion_reads_the_fence_itself() -> None:
     """A claim that comes after the listing stops the deletion all the same."""
     disk = Disk()
