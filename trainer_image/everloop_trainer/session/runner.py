@@ -16,7 +16,7 @@ from everloop_trainer.session.operations import OptimStep
 from everloop_trainer.session.poison import Verdict
 from everloop_trainer.session.ports import Engine, EngineSource
 from everloop_trainer.session.records import Result, Try
-from everloop_trainer.session.recovery import changes_state
+from everloop_trainer.session.recovery import changes_state, usable
 from everloop_trainer.session.restoring import Restored, Restoring
 from everloop_trainer.session.snapshotting import Snapshotting
 from everloop_trainer.session.status import Reason, Recovery, State
@@ -130,7 +130,8 @@ class Runner:
             )
             if alone == 0 or name in self._spared:
                 continue
-            if all(snapshot.seq < alone for snapshot in await self._context.states.snapshots(name)):
+            stored = usable(self._context.history.streams[name], await self._context.states.snapshots(name))
+            if all(snapshot.seq < alone for snapshot in stored):
                 return model
             self._spared.add(name)
         return None
