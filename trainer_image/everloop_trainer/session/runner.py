@@ -51,7 +51,8 @@ class Runner:
         self._generation = 0
         self._wake = asyncio.Event()
         self._draining = False
-        self._spared: set[str] = set()
+        self._spared: dict[str, int] = {}
+        """By model: up to which operation no replay has to run alone any more."""
         self._served = False
         self.engine: Engine | None = None
         self.running: Entry | None = None
@@ -112,13 +113,13 @@ class Runner:
         log.warning("running alone what engines died in", operation=what, pid=engine.pid)
         self._recovering = True
         if model is not None and await self._restoring.restore(engine, model) is None:
-            self._spared.add(model.info.model_id)
+            self._spare(model)
             return True
         if entry is not None:
             await self._run_one(engine, entry)
         if model is not None and (entry is None or changes_state(entry)):
             await self.snapshots.take(engine, self._generation, model.info.model_id)
-            self._spared.add(model.info.model_id)  # also if the storage took no snapshot: once is enough
+            self._spare(model)  # also if the storage took no snapshot: once is enough
         return True
 
     async def _unspared(self) -> Model | None:
@@ -128,13 +129,16 @@ class Runner:
             alone = max(
                 (entry.seq for entry in entries if entry.tries.passed_alone and changes_state(entry)), default=0
             )
-            if alone == 0 or name in self._spared:
+            if alone <= self._spared.get(name, 0):
                 continue
             stored = usable(self._context.history.streams[name], await self._context.states.snapshots(name))
             if all(snapshot.seq < alone for snapshot in stored):
                 return model
-            self._spared.add(name)
+            self._spared[name] = alone
         return None
+
+    def _spare(self, model: Model) -> None:
+        self._spared[model.info.model_id] = self._context.history.streams[model.info.model_id].done - 1
 
     async def _give_up_condemned(self) -> None:
         while (entry := self._first("condemned")) is not None:
