@@ -47,7 +47,7 @@ RELEASE_RULES = [
 ]
 
 
-def wait_for(what: str, test: Callable[[], Any], seconds: float = 10.0) -> Any:
+def wait_for(what: str, test: Callable[[], Any], seconds: float = 30.0) -> Any:
     """The first true value of `test`."""
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:
