@@ -76,6 +76,7 @@ class Environments:
             "UV_LINK_MODE": "hardlink",  # environments that share torch share its bytes on disk
             "UV_NO_CONFIG": "1",
             "UV_PYTHON_DOWNLOADS": "never",
+            "UV_SYSTEM_CERTS": "1",  # as pip does: a company's own authority is trusted where the machine trusts it
             "UV_COMPILE_BYTECODE": "1",  # containers may not write any
         }
         run([str(uv), *arguments], log, settings)
