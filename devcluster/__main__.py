@@ -19,6 +19,8 @@ NODE_ACTIONS = {
     "kill": "switch it off: all its processes end",
     "partition": "its kubelet stops, its containers live on",
     "heal": "bring it back after kill or partition",
+    "freeze": "stop all its processes where they are, containers too",
+    "thaw": "let a frozen node go on",
     "remove": "switch it off and delete its Node object",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from devcluster import build, components, credentials, supervisor
 from devcluster.api import ApiClient, ApiError
 from devcluster.cri.images import parse_images
 from devcluster.pods import PodProcess, pod_processes
-from devcluster.processes import Process, cluster_roots, kill_marked, marked
+from devcluster.processes import Process, cluster_roots, kill_marked, marked, stop_marked
 from devcluster.settings import (
     NODE_OCTETS,
     SERVICE_OCTETS,
@@ -188,6 +189,7 @@ class Cluster:
     def node_partition(self, name: str) -> None:
         """Cut a node off: its kubelet stops, its containers live on and go on answering."""
         with self.layout.locked():
+            self._refuse_frozen(name)
             self._set_state(name, NodeState.PARTITIONED)
             kubelet = Process.load(self.layout.pids / f"kubelet-{name}")
             while kubelet and kubelet.alive():
@@ -197,6 +199,29 @@ class Cluster:
     def node_heal(self, name: str) -> None:
         """Bring back a node that was killed or partitioned. Returns at once; see `wait_node`."""
         with self.layout.locked():
+            self._refuse_frozen(name)
+            self._set_state(name, NodeState.UP)
+
+    def node_freeze(self, name: str) -> None:
+        """Stop every process of a node where it is, kubelet, runtime and containers, memory and connections kept.
+
+        The kernel still takes connections to its pods; nobody answers. Returns once all have stopped.
+        """
+        with self.layout.locked():
+            state = self._node(name).state
+            if state != NodeState.UP:
+                raise ClusterError(f"node {name!r}: it is {state}, and only one that is up can be frozen")
+            self._set_state(name, NodeState.FROZEN)
+            stop_marked(self.root, name)
+
+    def node_thaw(self, name: str) -> None:
+        """Let a frozen node go on, as if no time had passed for it. Returns at once; see `wait_node`."""
+        with self.layout.locked():
+            state = self._node(name).state
+            if state != NodeState.FROZEN:
+                raise ClusterError(f"node {name!r}: it is {state}, not frozen")
+            for process in marked(self.root, name):
+                process.kill(signal.SIGCONT)
             self._set_state(name, NodeState.UP)
 
     def node_remove(self, name: str) -> None:
@@ -211,11 +236,18 @@ class Cluster:
             for component in ("cri", "kubelet"):
                 (self.layout.pids / f"{component}-{name}").unlink(missing_ok=True)
 
+    def _node(self, name: str) -> Node:
+        nodes = self.settings.nodes
+        if name not in nodes:
+            raise ClusterError(f"node {name!r}: no such node; there are {', '.join(nodes)}")
+        return nodes[name]
+
+    def _refuse_frozen(self, name: str) -> None:
+        if self._node(name).state == NodeState.FROZEN:
+            raise ClusterError(f"node {name!r}: it is frozen; thaw it first")
+
     def _set_state(self, name: str, state: NodeState) -> None:
-        settings = self.settings
-        if name not in settings.nodes:
-            raise ClusterError(f"node {name!r}: no such node; there are {', '.join(settings.nodes)}")
-        node = replace(settings.nodes[name], state=state)
+        node, settings = replace(self._node(name), state=state), self.settings
         self.layout.write(replace(settings, nodes={**settings.nodes, name: node}))
 
     def _unmount(self, directory: Path) -> None:

@@ -63,7 +63,7 @@ def components(layout: Layout, settings: Settings) -> list[Component]:
         return []
     wanted = [*_control_plane(layout, settings)]
     for name, node in settings.nodes.items():
-        if node.state != NodeState.OFF:
+        if node.state in (NodeState.UP, NodeState.PARTITIONED):
             wanted.append(_runtime(layout, settings, name))
         if node.state == NodeState.UP:
             wanted.append(_kubelet(layout, settings, name))

@@ -119,6 +119,33 @@ def kill_marked(root: Path, node: str | None = None, spare: frozenset[int] = fro
         time.sleep(0.01)
 
 
+def stop_marked(root: Path, node: str, seconds: float = 20) -> None:
+    """Stop (SIGSTOP) the processes of a node until none of their threads runs any more.
+
+    Raises:
+        TimeoutError: some did not stop.
+    """
+    deadline = time.monotonic() + seconds
+    clean_scans = 0
+    while clean_scans < 2:  # as in kill_marked; and who still runs may have started another
+        running = [process for process in marked(root, node) if not is_stopped(process.pid)]
+        for process in running:
+            process.kill(signal.SIGSTOP)
+        clean_scans = 0 if running else clean_scans + 1
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{root}: processes {[p.pid for p in running]} did not stop in {seconds} s")
+        time.sleep(0.01)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs: each was stopped by a signal, or has ended."""
+    try:
+        threads = [thread.read_text() for thread in (PROC / str(pid) / "task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return not (PROC / str(pid)).exists()  # a thread that ended while it was looked at
+    return all(thread.rsplit(")", 1)[1].split()[0] in "TtZX" for thread in threads)
+
+
 def command_line(pid: int) -> list[str]:
     """Return a process's arguments; empty for one that has ended."""
     try:

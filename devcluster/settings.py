@@ -37,6 +37,8 @@ class NodeState(StrEnum):
     """Powered off: none of its processes runs."""
     PARTITIONED = "partitioned"
     """Its kubelet is stopped for the control plane to miss; its containers live on."""
+    FROZEN = "frozen"
+    """All its processes are stopped where they are, until they go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
-"""What happens to nodes and components: kill, partition, heal, add, remove, and supervision."""
+"""What happens to nodes and components: kill, partition, heal, freeze, thaw, add, remove, and supervision."""
 
 from __future__ import annotations
+
+import socket
 
 import pytest
 
 from devcluster.cluster import Cluster
-from devcluster.settings import ClusterError
+from devcluster.processes import is_stopped, marked
+from devcluster.settings import ClusterError, NodeState
 from tests.devcluster import manifests
 from tests.devcluster.user import User, answers, fetch, wait_for
 
@@ -82,6 +85,71 @@ def test_killed_node_is_not_ready_and_nothing_of_it_lives(cluster: Cluster, user
     wait_for(lambda: bool(cluster.container_pids("victim", user.namespace)), "the pod to be started again")
     wait_for(lambda: _restarts(user, "victim") == 1, "the restart in the pod's status")
     assert user.kubectl("exec", "victim", "--", "ls", "/memory") == ""
+
+
+def test_frozen_node_is_not_ready_and_goes_on_as_if_nothing_had_been(cluster: Cluster, user: User) -> None:
+    """Connections to a frozen node are taken and not answered; thawed, the pod that may stay is the same process."""
+    stays = manifests.server("stays", node="node-a")
+    stays["spec"]["tolerations"] = [{"operator": "Exists", "effect": "NoExecute"}]
+    address = user.run(stays)
+    pids, boot = cluster.container_pids("stays", user.namespace), _boot_id(cluster, "node-a")
+    cluster.node_freeze("node-a")
+    try:
+        frozen = _of_node(cluster)
+        assert set(pids) < set(frozen)
+        assert all(is_stopped(pid) for pid in frozen)
+        assert cluster.wait_node("node-a", ready=False, seconds=20) < 15
+        with socket.create_connection((address, 8080), timeout=2) as connection:
+            connection.sendall(b"GET /hostname HTTP/1.0\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            assert _of_node(cluster) == frozen, "nothing ended, nothing was started"
+            cluster.node_thaw("node-a")
+            connection.settimeout(20)
+            assert connection.recv(8) == b"HTTP/1.0", "what was sent to a frozen server is answered after all"
+    finally:
+        if cluster.settings.nodes["node-a"].state == NodeState.FROZEN:
+            cluster.node_thaw("node-a")
+    cluster.wait_node("node-a", ready=True)
+    assert cluster.container_pids("stays", user.namespace) == pids
+    assert _restarts(user, "stays") == 0
+    assert _boot_id(cluster, "node-a") == boot
+
+
+def test_thawed_kubelet_ends_what_was_deleted_meanwhile(cluster: Cluster, user: User) -> None:
+    """A pod deleted by force while its node was frozen is a living zombie after the thaw until the kubelet ends it."""
+    user.run(manifests.server("deleted", node="node-b"))
+    uid = user.get("pod", "deleted")["metadata"]["uid"]
+    cluster.node_freeze("node-b")
+    try:
+        cluster.wait_node("node-b", ready=False)
+        user.kubectl("delete", "pod", "deleted", "--grace-period=0", "--force")
+        assert cluster.container_pids(uid)
+    finally:
+        cluster.node_thaw("node-b")
+    cluster.wait_node("node-b", ready=True)
+    wait_for(lambda: cluster.container_pids(uid) == [], "the kubelet to end the deleted pod")
+
+
+def test_frozen_node_may_be_killed(cluster: Cluster, user: User) -> None:
+    """A frozen node is neither partitioned, healed nor frozen again; switched off, nothing of it is left."""
+    cluster.node_freeze("node-c")
+    try:
+        for refused in (cluster.node_partition, cluster.node_heal, cluster.node_freeze):
+            with pytest.raises(ClusterError, match=r"'node-c'.*frozen"):
+                refused("node-c")
+        cluster.node_kill("node-c")
+        assert _of_node(cluster, "node-c") == []
+        with pytest.raises(ClusterError, match=r"'node-c'.*off, not frozen"):
+            cluster.node_thaw("node-c")
+    finally:
+        cluster.node_heal("node-c")
+    cluster.wait_node("node-c", ready=True)
+    user.run(manifests.server("after", node="node-c"))
+
+
+def _of_node(cluster: Cluster, node: str = "node-a") -> list[int]:
+    return sorted(process.pid for process in marked(cluster.root, node))
 
 
 def _boot_id(cluster: Cluster, node: str) -> str:

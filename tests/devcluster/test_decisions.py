@@ -120,11 +120,12 @@ def test_settings_survive_their_file(tmp_path: Path) -> None:
 
 
 def test_what_runs_on_a_node_is_decided_by_its_state() -> None:
-    """A node that is off has no process, a partitioned one only its runtime; a stopping cluster has none at all."""
+    """Nothing is started on a node that is off or frozen, on a partitioned one its runtime; when stopping nothing."""
     nodes = {
         "a": Node("127.10", 4),
         "b": Node("127.11", 4, NodeState.PARTITIONED),
         "c": Node("127.12", 4, NodeState.OFF),
+        "d": Node("127.13", 4, NodeState.FROZEN),
     }
     ports = choose_ports(0, set())
     settings = Settings("/kube", "/pb", ports, 96, nodes)
