@@ -1,4 +1,4 @@
-"""The server's process from within: what ends it."""
+"""The server's process from within: what ends it, and how it listens."""
 
 from __future__ import annotations
 
@@ -40,3 +40,21 @@ async def test_a_server_that_nobody_can_reach_ends(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RuntimeError, match="the listener broke"):
         server.result()
     await store.journal.close()
+
+
+async def test_no_answer_waits_for_the_peer_to_acknowledge_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections to the pod have Nagle's algorithm off: with it each answer may take 40 ms longer."""
+    options: list[int] = []
+
+    async def accept_one(_server: process._HttpServer, sockets: list[socket.socket]) -> None:
+        (listener,) = sockets
+        with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async def open_session() -> SessionService:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets the event")
+
+    monkeypatch.setattr(process._HttpServer, "serve", accept_one)
+    await asyncio.wait_for(process.serve(new_ip(), 8080, "token", "pod-1", open_session), 10)
+    assert options == [1]
