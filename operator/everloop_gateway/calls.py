@@ -13,6 +13,7 @@ from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import error_answer, json_answer
 from everloop_gateway.holding import Kind
 from everloop_gateway.ids import MalformedId, Stream, parse_request_id, parse_stream, parse_tinker_path, shorten
+from everloop_gateway.intents import Intent, Intents
 from everloop_gateway.keys import Principal
 from everloop_gateway.kube import pause
 from everloop_gateway.routing import Binding, Gone, SessionView, UnknownBaseModel, canonical_name, choose_session
@@ -22,6 +23,7 @@ from everloop_operator.api import names
 PREFIX = "/api/v1"
 WEIGHTS_HEADER = "X-Everloop-Weights"
 BASE_WEIGHTS = "base"
+GONE = 410
 # A TrainingSession that was applied a moment ago may not have come through our watch yet.
 NEW_SESSION_SECONDS = 1.0
 
@@ -51,9 +53,10 @@ class Incoming:
 class Calls:
     """Does the calls. Each method returns a complete answer, however long that takes, or raises Refusal."""
 
-    def __init__(self, cluster: Cluster, upstream: Upstream) -> None:
+    def __init__(self, cluster: Cluster, upstream: Upstream, intents: Intents) -> None:
         self._cluster = cluster
         self._upstream = upstream
+        self._intents = intents
 
     async def create_model(self, incoming: Incoming, progress: Progress) -> Answer:
         """Bind a new model to a TrainingSession of the key's namespace, then create it there."""
@@ -83,7 +86,7 @@ class Calls:
         return await self._deliver(incoming, binding, Kind.TRAIN, progress)
 
     async def save(self, incoming: Incoming, progress: Progress) -> Answer:
-        """Forward a save; one that makes a sampling session binds that session first."""
+        """Forward a save, or keep it while there is no pod; one that makes a sampling session binds that first."""
         body = _json(incoming.body)
         binding = await self._model(incoming.principal, _read(wire.text_field, body, "model_id"), progress)
         if body.get("sampling_session_seq_id") is not None:
@@ -91,7 +94,9 @@ class Calls:
             number = _read(wire.number_field, body, "sampling_session_seq_id")
             sampler = Stream(session_id, "sample", number)
             await self._ensure(sampler, self._derived(binding, sampler, None), progress)
-        return await self._deliver(incoming, binding, Kind.SAVE, progress)
+        request_id = f"{binding.id}:{_read(wire.number_field, body, 'seq_id')}"
+        intent = Intent(request_id, binding.namespace, incoming.path, incoming.body)
+        return await self._intents.answer(intent, self._deliver(incoming, binding, Kind.SAVE, progress), progress)
 
     async def load(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward a load, naming the path if the key may read it; a load that creates a model binds that first.
@@ -134,7 +139,12 @@ class Calls:
         binding = await self._find(incoming.principal, stream, progress)
         if binding is None:
             raise Refusal(410, f"request_id: {request_id!r} is not known; its TrainingSession may have been deleted")
-        return await self._deliver(incoming, binding, Kind.POLL, progress)
+        answer = await self._deliver(incoming, binding, Kind.POLL, progress)
+        if answer.status == GONE:
+            # The pod may be faster with this poll than with a call that was kept while it was away.
+            await self._intents.settle(request_id, progress)
+            answer = await self._deliver(incoming, binding, Kind.POLL, progress)
+        return answer
 
     async def get_info(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward get_info, and add the tokenizer that the catalogue names."""

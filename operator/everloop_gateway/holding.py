@@ -17,10 +17,14 @@ POLL_LIMIT_SECONDS = 40.0
 SAMPLE_ANSWER_SECONDS = 20.0
 PAUSE_ANSWER_SECONDS = 30.0
 
-# Submits that a streamed answer cannot carry any further get 402 ("paused"), which the SDK repeats every 5 s for
-# as long as the client configuration says. save_* has no inner retries and is lost at 5 minutes; the others at 22.
+# A save that no pod has taken after so long is kept at the API server and acknowledged (`intents`).
+INTENT_AFTER_SECONDS = 10.0
+# What a streamed answer cannot carry any further gets 402 ("paused"), which the SDK repeats every 5 s for as long as
+# the client configuration says. save_* has no inner retries and is lost at 5 minutes, and with it paused for longer
+# at the first connection that breaks: for saves it is the last resort, while the API server is away as well. The
+# others have their ten retries anew after each 402; without it they are lost at 22 minutes. create_* raises at 402.
 SAVE_PAUSE_OUTAGE_SECONDS = 60.0
-TRAIN_PAUSE_OUTAGE_SECONDS = 600.0
+PAUSE_OUTAGE_SECONDS = 600.0
 MAX_PAUSE_SECONDS = 30 * 86400
 
 REQUEST_TIMEOUT = 408
@@ -94,8 +98,8 @@ def is_definitive(status: int) -> bool:
 def _pause_outage(kind: Kind) -> float:
     if kind is Kind.SAVE:
         return SAVE_PAUSE_OUTAGE_SECONDS
-    if kind is Kind.TRAIN:
-        return TRAIN_PAUSE_OUTAGE_SECONDS
+    if kind in (Kind.TRAIN, Kind.QUERY):
+        return PAUSE_OUTAGE_SECONDS
     return float("inf")
 
 

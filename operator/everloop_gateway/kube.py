@@ -85,6 +85,14 @@ class Kube:
             raise
         return True
 
+    async def delete(self, path: str) -> None:
+        """Delete an object, if it is there. Raises ApiUnavailable, ApiRefused."""
+        try:
+            await self._call("DELETE", path, {}, None, CALL_SECONDS)
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
+
     async def list(self, path: str, selectors: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
         """List all objects, in pages, with the resource version to watch from. Raises ApiUnavailable, ApiRefused."""
         items: list[dict[str, Any]] = []

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from everloop_gateway import app, kube, upstream
 from everloop_gateway.calls import Calls
 from everloop_gateway.cluster import Cluster
+from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
 from everloop_operator.api import names
@@ -32,14 +33,16 @@ async def serve(settings: Settings) -> None:
     try:
         cluster = Cluster(api, settings)
         pods = upstream.Upstream(cluster.sessions, http, cluster.master)
-        calls = Calls(cluster, pods)
+        intents = Intents(api, settings.release_namespace, cluster.bindings, pods)
+        calls = Calls(cluster, pods, intents)
         listings = Listings(cluster, pods, calls)
         server = _Server(app.build(cluster, calls, listings, draining), settings.pod_ip, draining)
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(cluster.run())
+            following = [tasks.create_task(cluster.run()), tasks.create_task(intents.run())]
             log.info("listening", address=settings.pod_ip, port=names.GATEWAY_PORT)
             await server.serve()
-            following.cancel()
+            for task in following:
+                task.cancel()
     finally:
         await http.aclose()
         await api.close()

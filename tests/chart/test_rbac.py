@@ -62,14 +62,14 @@ def test_nodes_are_only_read(objects: Objects) -> None:
         assert verbs <= {"get", "list", "watch"}
 
 
-def test_gateway_writes_bindings_and_nothing_else(objects: Objects) -> None:
-    """The gateway may create ConfigMaps; it changes and deletes nothing."""
-    granted = rights(pick(objects, "ClusterRole", "everloop-gateway")) | rights(
-        pick(objects, "Role", "everloop-gateway")
-    )
-    assert {right for right in granted if right[3] not in ("get", "list", "watch")} == {
-        ("", "configmaps", "", "create")
-    }
+def test_gateway_writes_bindings_and_intents_and_nothing_else(objects: Objects) -> None:
+    """It may create ConfigMaps, and delete them in the release namespace only; it changes nothing."""
+    everywhere = rights(pick(objects, "ClusterRole", "everloop-gateway"))
+    release = rights(pick(objects, "Role", "everloop-gateway"))
+    create, delete = ("", "configmaps", "", "create"), ("", "configmaps", "", "delete")
+    assert {right for right in everywhere if right[3] not in ("get", "list", "watch")} == {create}
+    assert {right for right in release if right[3] not in ("get", "list", "watch")} == {create, delete}
+    granted = everywhere | release
     assert (names.GROUP, names.TRAINING_SESSION_PLURAL, "", "watch") in granted
     assert ("", "configmaps", names.CATALOGUE_CONFIG_MAP, "watch") in granted
 

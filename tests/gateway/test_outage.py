@@ -8,12 +8,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.gateway.world import Cluster, GatewayProcess, Processes, SdkProcess, Tenant, background, wait_for
+from tests.gateway.world import (
+    Cluster,
+    GatewayProcess,
+    Processes,
+    SdkProcess,
+    Tenant,
+    background,
+    process_of,
+    wait_for,
+)
 
 Start = Callable[..., SdkProcess]
 Address = Callable[[], str]
@@ -287,16 +295,3 @@ def test_the_api_server_may_be_away(
     for each in (program, late):
         each.finish()
     assert_each_once(tenant)
-
-
-def process_of(executable: Path) -> int:
-    """The process that was started by this path."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if command.split(b"\0")[0] == str(executable).encode():
-                return int(entry.name)
-    raise AssertionError(f"no process {executable}")

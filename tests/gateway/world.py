@@ -44,6 +44,7 @@ CLUSTER_RULES = [
 RELEASE_RULES = [
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [CATALOGUE_NAME], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch", "create", "delete"]},
 ]
 
 
@@ -380,3 +381,16 @@ def answers(url: str) -> int | None:
 def python_environment() -> dict[str, str]:
     """The environment of a process that runs our own code."""
     return {"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY}"}
+
+
+def process_of(executable: Path) -> int:
+    """The process that was started by this path."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if command.split(b"\0")[0] == str(executable).encode():
+                return int(entry.name)
+    raise AssertionError(f"no process {executable}")
