@@ -9,6 +9,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 CODE = ("bootstrap", "demo", "devcluster", "examples", "operator", "trainer_image")
 _SKIPPED = {"build", "__pycache__"}
+_POINTER = ".git"
+"""In a further work tree of git a file with the place of the first one: nothing of the repository."""
 _DATA = {".png", ".gif", ".jpg", ".safetensors", ".bin"}
 
 
@@ -19,7 +21,7 @@ def files(*tops: str, suffix: str = "") -> Iterator[Path]:
             subdirectories[:] = sorted(
                 name for name in subdirectories if name not in _SKIPPED and (not name.startswith(".") or name == ".ci")
             )
-            for name in sorted(names):
+            for name in sorted(set(names) - {_POINTER}):
                 path = Path(directory, name)
                 if name.endswith(suffix) and path.suffix not in _DATA and not path.is_symlink():
                     yield path
