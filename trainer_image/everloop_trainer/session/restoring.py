@@ -49,6 +49,7 @@ class Restoring:
         for plan in plans(stream, await context.states.snapshots(model_id)):
             try:
                 await self._load(engine, model, plan)
+                loaded = context.config.monotonic()
                 for entry in plan.replay:
                     await self._again(engine, entry)
             except (EngineRefused, JournalDamaged) as error:
@@ -56,7 +57,8 @@ class Restoring:
                 log.error("restoring a model failed", model=model_id, resumed_from=plan.resumed_from, error=reason)
                 continue
             context.broken.pop(model_id, None)
-            seconds = context.config.monotonic() - started
+            ended = context.config.monotonic()
+            seconds = ended - started
             log.info(
                 "model restored",
                 model=model_id,
@@ -64,6 +66,7 @@ class Restoring:
                 resumed_from=plan.resumed_from,
                 replayed=len(plan.replay),
                 seconds=round(seconds, 3),
+                replay_seconds=round(ended - loaded, 3),
             )
             return Restored(model_id, plan.resumed_from, len(plan.replay), seconds)
         log.error("model is broken: its operations wait until its storage is mended", model=model_id, reason=reason)
