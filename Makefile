@@ -50,6 +50,11 @@ soak: ## kill at random N times (default 20) under one loop, compare with an unb
 	@$(bootstrap) ensure test
 	@$(in_tests) python -m tests.soak --kills $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
+.PHONY: bench
+bench: ## measure cost and recovery; a table, build/bench.json, build/bench.png; ONLY=loop: that one
+	@$(bootstrap) ensure test
+	@$(in_tests) python -m tests.bench $(if $(ONLY),--only $(ONLY))
+
 .PHONY: lint
 lint: ## formatting, linting, types, import rules
 	@$(in_tests) ruff format --check

@@ -289,14 +289,14 @@ class PodProcess:
 class GatewayProcess:
     """A replica of the gateway, run as in its container."""
 
-    def __init__(self, processes: Processes, cluster: Cluster, ip: str) -> None:
+    def __init__(self, processes: Processes, cluster: Cluster, ip: str, log_level: str = "DEBUG") -> None:
         self.url = f"http://{ip}:{names.GATEWAY_PORT}"
         self.log = cluster.directory / f"gateway-{ip}.log"
         environment = {
             **python_environment(),
             "POD_IP": ip,
             "EVERLOOP_RELEASE_NAMESPACE": RELEASE_NAMESPACE,
-            "EVERLOOP_LOG_LEVEL": "DEBUG",
+            "EVERLOOP_LOG_LEVEL": log_level,
             "KUBECONFIG": str(cluster.kubeconfig),
         }
         self._start: Callable[[], subprocess.Popen[Any]] = lambda: processes.start(

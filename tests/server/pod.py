@@ -43,17 +43,20 @@ def eventually(probe: Callable[[], T | None], what: str, seconds: float = 60.0, 
 class Pod:
     """One pod; `start` and `kill` of its container keep the pod UID, as a restart in place by the kubelet does."""
 
-    def __init__(self, directory: Path, ip: str, model: Path, attempt: int = 1, uid: str = "uid-1") -> None:
+    def __init__(
+        self, directory: Path, ip: str, model: Path, attempt: int = 1, uid: str = "uid-1", token: str = TOKEN
+    ) -> None:
         self.directory = directory
         self.ip = ip
         self.uid = uid
+        self.token = token
         self.model = model
         self.root = directory / "volume" / "team" / "tiny"
         self.log = directory / "log"
         self._container: subprocess.Popen[bytes] | None = None
         token_file = directory / "token"
         directory.mkdir(parents=True, exist_ok=True)
-        token_file.write_text(TOKEN)
+        token_file.write_text(token)
         (directory / "termination").touch()
         (directory / "run").mkdir(exist_ok=True)
         config = {
@@ -98,7 +101,7 @@ class Pod:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {TOKEN}", "X-Everloop-Pod-UID": self.uid}
+        return {"Authorization": f"Bearer {self.token}", "X-Everloop-Pod-UID": self.uid}
 
     def start(self, role: str = "supervisor") -> None:
         command = [sys.executable, "-m", "everloop_trainer", role]

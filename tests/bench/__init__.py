@@ -1,0 +1,1 @@
+"""What Everloop costs and how fast it comes back, measured: `make bench`."""
