@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from dataclasses import replace
 from typing import IO
 
@@ -180,6 +181,33 @@ async def test_two_snapshots_are_kept_and_the_leavings_of_the_dead_go() -> None:
     CrashFiles(disk).create(store.states.place("snapshots", A, 5, 1).path.removeprefix(PREFIX), b"in progress")
     await store.states.retain(A, None)
     assert CrashFiles(disk).list(layout.states(storage_id(A), "snapshots")) == ["2-3", "2-4", "2-5"]
+    await store.journal.close()
+
+
+@pytest.mark.parametrize("moment", range(1, 12))
+async def test_a_snapshot_that_a_load_commits_meanwhile_stays(moment: int) -> None:
+    """Older ones are deleted in the background while a load stores the one that its model will stand on."""
+    disk = Disk()
+    store = await opened(disk)
+    for seq in (1, 2, 3):
+        await stored(store, disk, seq)
+    loaded = await stored(store, disk, 4)
+    path = f"{layout.state(storage_id(A), 'snapshots', loaded.key)}/{layout.MANIFEST}"
+    content = disk.files.pop(path)
+    files = store.states._files
+    assert isinstance(files, CrashFiles)
+    checking, checks = files.check, itertools.count(1)
+
+    def check() -> None:
+        checking()
+        if next(checks) == moment:
+            disk.files[path] = content
+
+    files.check = check  # type: ignore[method-assign]
+    await store.states.retain(A, None)
+    disk.files[path] = content
+    assert await store.states.intact(loaded)
+    assert loaded in await store.states.snapshots(A)
     await store.journal.close()
 
 

@@ -116,13 +116,15 @@ class StoredStates:
 
     async def retain(self, model: str, kept: str | None) -> None:
         """See session.ports.States. What older incarnations left unfinished goes too."""
-        stay = {kept, *(manifest.key for manifest in (await self.snapshots(model))[:RETAINED_SNAPSHOTS])}
         directory = layout.states(storage_id(model), "snapshots")
-        for key in await self._io(lambda: self._files.list(directory)):
-            own = _writer(key) == self._journal.number
-            if key in stay or (own and not await self._has_manifest(directory, key)):
-                continue
-            await self.delete("snapshots", model, key)
+        # Listed before the manifests are read: what is committed meanwhile, by a load, is none of the old ones.
+        keys = await self._io(lambda: self._files.list(directory))
+        counting = [manifest.key for manifest in await self.snapshots(model)]
+        stay = {kept, *counting[:RETAINED_SNAPSHOTS]}
+        for key in keys:
+            unfinished = _writer(key) == self._journal.number and key not in counting
+            if key not in stay and not unfinished:
+                await self.delete("snapshots", model, key)
 
     async def keys(self, kind: StateKind, model: str) -> list[tuple[str, int, int]]:
         """See session.ports.States."""
@@ -136,9 +138,6 @@ class StoredStates:
         directory = layout.state(storage_id(model), kind, key)
         await self._io(lambda: self._files.delete(directory))
         log.info("old state deleted", path=directory)
-
-    async def _has_manifest(self, directory: str, key: str) -> bool:
-        return await self._io(lambda: self._files.exists(f"{directory}/{key}/{layout.MANIFEST}"))
 
     def _counting(self, kind: StateKind, model: str, seq: int | None = None) -> list[Manifest]:
         directory = layout.states(storage_id(model), kind)
