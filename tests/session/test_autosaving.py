@@ -9,6 +9,8 @@ import pytest
 from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Succeeded
+from everloop_trainer.session.ports import Position
+from everloop_trainer.session.records import Pruned, Record
 from tests.session.world import (
     LOOP,
     A,
@@ -103,6 +105,28 @@ async def test_one_that_is_to_be_loaded_is_not_pruned() -> None:
         await until(lambda: listed(world) == ["auto-5", "auto-6"])
         gone = await client.ask_after(world.service, load(A, 13, f"tinker://{A}/weights/auto-2"))
         assert not isinstance(gone, Succeeded)
+
+
+async def test_a_load_that_comes_while_others_are_pruned_finds_its_own() -> None:
+    """Two are superseded at once; what is accepted during the write for the first keeps the second."""
+    disk, client = Disk(), Client()
+    async with running(disk, checkpoint_every=0.001, checkpoint_keep=3) as world:
+        await client.play(world.service, [[create(A)], *steps(1, 4)])
+        await until(lambda: listed(world) == ["auto-2", "auto-3", "auto-4"])
+    async with running(disk, attempt=2, pod="pod-2", checkpoint_every=0.001, checkpoint_keep=2) as world:
+        await client.play(world.service, [[create(B)]])
+        loading, sent = load(B, 1, f"tinker://{A}/weights/auto-3"), []
+        appending = world.store.journal.append
+
+        def append(record: Record, body: bytes = b"") -> tuple[Position, asyncio.Future[None]]:
+            if isinstance(record, Pruned) and not sent:
+                sent.append(asyncio.ensure_future(client.send(world.service, loading)))
+            return appending(record, body)
+
+        world.store.journal.append = append  # type: ignore[method-assign]
+        await client.play(world.service, steps(5, 5))
+        await until(lambda: bool(sent))
+        assert isinstance(await client.ask(world.service, loading.request_id), Succeeded)
 
 
 async def test_a_model_of_an_earlier_incarnation_is_saved_at_its_next_step() -> None:

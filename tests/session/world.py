@@ -132,6 +132,7 @@ async def running(
     fence_interval: float = 0.01,
     now: Callable[[], str] = lambda: TIME,
     checkpoint_every: float = 0.0,
+    checkpoint_keep: int = 2,
 ) -> AsyncIterator[Running]:
     """A started incarnation; leaving the block kills its process."""
     files = files or CrashFiles(disk)
@@ -147,7 +148,7 @@ async def running(
         max_rank=max_rank,
         replay_budget=replay_budget,
         checkpoint_every=checkpoint_every,
-        checkpoint_keep=2,
+        checkpoint_keep=checkpoint_keep,
         monotonic=clock,
         now=now,
         fence_interval=fence_interval,

@@ -84,9 +84,9 @@ class Autosaving:
     async def _prune(self, model: Model) -> None:
         """Delete what is superseded. It is off the list before it is off the disk, and never while it is in use."""
         context = self._context
-        used = _in_use(context)
         surplus = list(model.automatic.values())[: -context.config.checkpoint_keep]
         for checkpoint in surplus:
+            used = _in_use(context)  # anew for each: a load may have been accepted during the write for the last one
             if checkpoint.frozen in used or checkpoint.path in used:
                 continue
             record = Pruned(model.info.model_id, checkpoint.stored.key)
