@@ -78,6 +78,20 @@ async def test_they_are_named_by_step_and_only_the_newest_stay() -> None:
         await assert_sound(world)
 
 
+async def test_a_save_of_the_same_name_takes_its_place() -> None:
+    """A loop that names its own saves so is told the same whether there are automatic ones or not."""
+    client, own = Client(), save(A, 9, "auto-4")
+    async with running(Disk(), checkpoint_every=0.001) as world:
+        await client.play(world.service, [[create(A)], *steps(1, 4)])
+        await until(lambda: listed(world) == ["auto-3", "auto-4"])
+        assert isinstance(await client.ask_after(world.service, own), Succeeded)
+        twice = await client.ask_after(world.service, save(A, 10, "auto-4"))
+        assert not isinstance(twice, Succeeded)
+        await client.play(world.service, [[fb(A, 11), optim(A, 12)], [fb(A, 13), optim(A, 14)]])
+        await until(lambda: listed(world) == ["auto-4", "auto-5", "auto-6"])
+        assert isinstance(await client.ask_after(world.service, load(A, 15, f"tinker://{A}/weights/auto-4")), Succeeded)
+
+
 async def test_without_an_interval_there_are_none() -> None:
     """`everySeconds: 0`."""
     async with running(Disk()) as world:

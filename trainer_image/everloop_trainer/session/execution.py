@@ -146,7 +146,10 @@ class Execution:
         kind: StateKind,
     ) -> Ending:
         path = None if args.name is None else tinker_path(entry.stream, kind, args.name)
-        error = refuse_save(args, existing=path in self._context.history.checkpoints)
+        found = self._context.history.checkpoints.get(path) if path is not None else None
+        # An automatic checkpoint gives way: whether there is one of that name is a matter of time, not of the loop.
+        taken = found is not None and found.stored.key not in model.automatic
+        error = refuse_save(args, existing=taken)
         if error is not None:
             return self._failed(entry, error)
         states = self._context.states
