@@ -140,6 +140,7 @@ async def test_a_load_that_comes_while_others_are_pruned_finds_its_own() -> None
         world.store.journal.append = append  # type: ignore[method-assign]
         await client.play(world.service, steps(5, 5))
         await until(lambda: bool(sent))
+        await sent[0]
         assert isinstance(await client.ask(world.service, loading.request_id), Succeeded)
 
 
