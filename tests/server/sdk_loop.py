@@ -142,7 +142,7 @@ def everything(seed: int) -> None:
 
 
 def chunks(seed: int, sequences: int) -> None:
-    """A request of several chunks equals one request; a bad datum in any chunk fails it and harms nothing."""
+    """A request of several chunks equals one request; a bad datum in any chunk fails it, and none of it is applied."""
     service = tinker.ServiceClient()
     client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed).result()
     data = batch(0, sequences, 12)
@@ -159,10 +159,19 @@ def chunks(seed: int, sequences: int) -> None:
             say(event="refused", position=position, category=str(error.category), message=str(error))
         again = client.forward(data, "cross_entropy").result().metrics["loss:sum"]
         say(event="unharmed", position=position, before=reference, after=again)
-    good = client.forward_backward(data, "cross_entropy").result()
+    client.forward_backward(data, "cross_entropy").result()
+    try:
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    except tinker.RequestFailedError as error:
+        say(event="spoilt", category=str(error.category), message=str(error))
+    client.forward_backward(data, "cross_entropy").result()
     client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
     after = client.forward(data, "cross_entropy").result().metrics["loss:sum"]
-    say(event="next", loss=good.metrics["loss:sum"], after=after)
+    clean = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed).result()
+    for _ in range(2):
+        clean.forward_backward(data, "cross_entropy").result()
+        clean.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    say(event="next", after=after, clean=clean.forward(data, "cross_entropy").result().metrics["loss:sum"])
     service.close("success").result()
     say(event="done")
 

@@ -28,7 +28,7 @@ def test_every_call_that_is_served(stub: Stub) -> None:
 
 
 def test_chunks_equal_one_request_and_a_bad_one_harms_nothing(stub: Stub) -> None:
-    """A bad datum in each chunk position is a RequestFailedError of the user, and the next good operation works."""
+    """A bad datum in each chunk position is a RequestFailedError of the user; the good chunks beside it never count."""
     with SdkProgram(stub.url, "chunks", seed=5, sequences=5) as program:
         program.finish()
     assert program.named("chunked")[0]["outputs"] == 5
@@ -40,7 +40,11 @@ def test_chunks_equal_one_request_and_a_bad_one_harms_nothing(stub: Stub) -> Non
     unharmed = program.named("unharmed")
     assert len(unharmed) == 5
     assert all(event["before"] == event["after"] for event in unharmed)
-    assert program.named("next")[0]["after"] < unharmed[0]["before"]
+    (spoilt,) = program.named("spoilt")
+    assert "of this accumulation window failed" in spoilt["message"]
+    assert spoilt["category"] == "user"
+    (after,) = program.named("next")
+    assert after["after"] == after["clean"] < unharmed[0]["before"]
 
 
 def test_refusals_name_the_field(stub: Stub) -> None:

@@ -129,7 +129,7 @@ async def test_a_load_that_comes_while_others_are_pruned_finds_its_own() -> None
         await until(lambda: listed(world) == ["auto-2", "auto-3", "auto-4"])
     async with running(disk, attempt=2, pod="pod-2", checkpoint_every=0.001, checkpoint_keep=2) as world:
         await client.play(world.service, [[create(B)]])
-        loading, sent = load(B, 1, f"tinker://{A}/weights/auto-3"), []
+        loading, sent = load(B, 1, f"tinker://{A}/weights/auto-3"), list[asyncio.Task[None]]()
         appending = world.store.journal.append
 
         def append(record: Record, body: bytes = b"") -> tuple[Position, asyncio.Future[None]]:

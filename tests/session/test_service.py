@@ -208,13 +208,30 @@ async def test_a_failed_forward_backward_costs_the_step_that_could_not_know() ->
         assert world.engine.models[A].applied == [5]
 
 
-async def test_a_step_sent_after_the_failure_was_delivered_is_meant() -> None:
-    """Who knows of the failure and steps all the same gets the step, with the gradients of the good chunk."""
+async def test_what_is_sent_after_a_failure_was_delivered_is_meant() -> None:
+    """Who knows of the failure and goes on gets the step, with what it sent knowingly."""
     async with running(Disk()) as world:
         client = Client()
-        await client.play(world.service, [[create(A)], [fb(A, 1, b"good"), fb(A, 2, b"bad")], [optim(A, 3)]])
+        await client.play(world.service, [[create(A)], [fb(A, 1, b"bad")], [fb(A, 2), optim(A, 3)]])
         assert isinstance(client.told[f"{A}:3"], Succeeded)
         assert world.engine.models[A].applied == [3]
+
+
+async def test_the_good_half_of_a_failed_call_is_never_applied() -> None:
+    """The SDK fails a call of several chunks as a whole: a call sent again must not count twice in its good chunks."""
+    again = [fb(A, 3, b"good"), fb(A, 4, b"mended"), optim(A, 5)]
+    once_more = [fb(A, 6, b"good"), fb(A, 7, b"mended"), optim(A, 8)]
+    async with running(Disk()) as world:
+        client = Client()
+        await client.play(world.service, [[create(A)], [fb(A, 1, b"good"), fb(A, 2, b"bad")], again, once_more])
+        step = client.told[f"{A}:5"]
+        assert isinstance(step, Failed)
+        assert "operation 2 of this accumulation window failed and operation 1 was sent before" in step.error
+        assert world.engine.models[A].applied == [8]
+        spoilt = world.engine.models[A].weights
+    async with running(Disk()) as world:
+        await Client().play(world.service, [[create(A)], [fb(A, 1, b"good"), fb(A, 2, b"mended"), optim(A, 3)]])
+        assert world.engine.models[A].weights == spoilt
 
 
 async def test_a_failure_is_delivered_only_after_its_delivery_is_durable() -> None:

@@ -14,7 +14,7 @@ from everloop_trainer.session.operations import (
     SaveWeights,
 )
 from everloop_trainer.session.ports import Position
-from everloop_trainer.session.windows import Finished, untold_failure
+from everloop_trainer.session.windows import Failure, Finished, spoiling_failure
 
 FB = ForwardBackward(False, "cross_entropy")
 FORWARD = ForwardBackward(True, "cross_entropy")
@@ -22,12 +22,19 @@ STEP = OptimStep(1e-3, 0.9, 0.95, 1e-12, 0.0, 0.0)
 CREATE = CreateModel("smol", 4, 7, True, True, True)
 STEP_ACCEPTED = Position(2, 500)
 BEFORE, AFTER, EARLIER, LATER = Position(2, 499), Position(2, 501), Position(1, 900), Position(3, 5)
+EARLIEST = Position(1, 5)
 
 
 def finished(
-    seq: int, args: Arguments, *, ok: bool = True, dropped: bool = False, told: Position | None = None
+    seq: int,
+    args: Arguments,
+    *,
+    ok: bool = True,
+    dropped: bool = False,
+    sent: Position = EARLIEST,
+    told: Position | None = None,
 ) -> Finished:
-    return Finished(seq, args, ok, dropped, told)
+    return Finished(seq, args, ok, dropped, sent, told)
 
 
 @pytest.mark.parametrize(
@@ -83,5 +90,37 @@ def finished(
 )
 def test_which_step_fails(window: list[Finished], failure: int | None) -> None:
     """The first failure that the client was not told of when the step was accepted, if there is one."""
-    found = untold_failure(window, STEP_ACCEPTED)
+    found = spoiling_failure(window, STEP_ACCEPTED)
     assert (found.seq if found else None) == failure
+
+
+@pytest.mark.parametrize(
+    ("window", "failure"),
+    [
+        ([finished(1, FB), finished(2, FB, ok=False, told=EARLIER)], Failure(2, 1)),
+        ([finished(1, FB, ok=False, told=EARLIER), finished(2, FB)], Failure(1, 2)),
+        ([finished(1, FB, ok=False, told=EARLIER), finished(2, FB, sent=BEFORE)], None),
+        ([finished(1, FB), finished(2, STEP), finished(3, FB, ok=False, told=EARLIER)], None),
+        ([finished(1, FORWARD), finished(2, FB, ok=False, told=EARLIER)], None),
+        ([finished(1, FB), finished(2, FORWARD, ok=False, told=EARLIER)], None),
+        ([finished(1, FB), finished(2, Refused("forward_backward", "images"), ok=False, told=EARLIER)], Failure(2, 1)),
+        ([finished(1, FB), finished(2, STEP, ok=False, told=EARLIER)], None),
+        ([finished(1, FB), finished(2, Refused("optim_step", "dimuon"), ok=False, told=EARLIER)], None),
+        ([finished(1, FB), finished(2, LoadWeights("tinker://none", True), ok=False, told=EARLIER)], None),
+    ],
+    ids=[
+        "chunk-before",
+        "chunk-behind",
+        "sent-knowing",
+        "of-the-window-before",
+        "added-nothing",
+        "failed-forward-only",
+        "refused",
+        "failed-step",
+        "refused-step",
+        "failed-load",
+    ],
+)
+def test_what_was_sent_beside_a_failure_is_not_applied(window: list[Finished], failure: Failure | None) -> None:
+    """Told of the failure or not: what was accumulated unknowingly may be half of the call that failed."""
+    assert spoiling_failure(window, STEP_ACCEPTED) == failure

@@ -38,7 +38,7 @@ from everloop_trainer.session.ports import (
 from everloop_trainer.session.records import Loaded, Result, Stored
 from everloop_trainer.session.recovery import stands_on
 from everloop_trainer.session.streams import Entry
-from everloop_trainer.session.windows import untold_failure
+from everloop_trainer.session.windows import Failure, spoiling_failure
 
 SKIPPED = "skipped_no_gradients"
 """Metric of an optim_step that found no gradients and changed nothing."""
@@ -116,14 +116,10 @@ class Execution:
         return self._answered(entry, {"model_id": entry.stream, "type": "create_model"})
 
     async def _optimize(self, engine: Engine, entry: Entry, args: OptimStep, model: Model) -> Ending:
-        failure = untold_failure(self._context.history.window(entry.stream), entry.accepted)
+        failure = spoiling_failure(self._context.history.window(entry.stream), entry.accepted)
         if failure is not None:
             await engine.drop_gradients(entry.stream, entry.seq)
-            error = (
-                f"optim_step: operation {failure.seq} of this accumulation window failed and this step was sent "
-                "before its failure was delivered; nothing was changed and the accumulated gradients were dropped"
-            )
-            return self._failed(entry, error, gradients_dropped=True)
+            return self._failed(entry, _spoilt(failure), gradients_dropped=True)
         metrics = await engine.optim_step(entry.stream, entry.seq, args)
         step = model.step if SKIPPED in metrics else model.step + 1
         return self._answered(entry, {"metrics": metrics, "type": "optim_step"}, step=step)
@@ -249,3 +245,17 @@ class Execution:
     def _step(self, entry: Entry) -> int:
         model = self._context.history.models.get(entry.stream)
         return model.step if model is not None else 0
+
+
+def _spoilt(failure: Failure) -> str:
+    """What the client is told of an optim_step that was not applied for a failure in its window."""
+    why = "this step was sent before its failure was delivered"
+    if failure.beside is not None:
+        why = (
+            f"operation {failure.beside} was sent before its failure was delivered, so that both may be parts of one "
+            "forward_backward"
+        )
+    return (
+        f"optim_step: operation {failure.seq} of this accumulation window failed and {why}; nothing was changed and "
+        "the accumulated gradients were dropped"
+    )

@@ -262,4 +262,4 @@ class History:
 
 
 def _finished(entry: Entry, result: Result) -> Finished:
-    return Finished(entry.seq, entry.args, result.ok, result.gradients_dropped, entry.delivered)
+    return Finished(entry.seq, entry.args, result.ok, result.gradients_dropped, entry.accepted, entry.delivered)

@@ -4,6 +4,10 @@ A loop submits an optim_step before it knows how its forward_backward ended. If 
 was accumulated would be an update that nobody asked for. Once the client was told of the failure, the optim_steps
 that it sends are meant. "Told" is what the journal says: the position of the failure's `deliver` record against that
 of the optim_step's `accept` record, so that a replay decides the same.
+
+What was accumulated by operations that were sent before the client was told is never applied beside such a failure,
+whoever was told when: the SDK cuts a large forward_backward into several operations and fails it as a whole, and
+nothing in them says which belong together.
 """
 
 from __future__ import annotations
@@ -17,10 +21,14 @@ from everloop_trainer.session.ports import Position
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed operation of the window; `delivered` is where the journal says that the client is told, if it does."""
+    """A failed operation of the window.
+
+    `beside` is the number of an operation that added gradients before the client was told of the failure; None if the
+    client was not told of it at all when it sent the optim_step.
+    """
 
     seq: int
-    delivered: Position | None
+    beside: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class Finished:
     args: Arguments
     ok: bool
     gradients_dropped: bool
+    accepted: Position
     delivered: Position | None
 
 
@@ -56,8 +65,18 @@ def is_failure(operation: Finished) -> bool:
             return False
 
 
-def untold_failure(finished: Iterable[Finished], accepted: Position) -> Failure | None:
-    """The first failure of the open window that the client had not been told of when the optim_step was accepted.
+def _is_forward_backward(operation: Finished) -> bool:
+    args = operation.args
+    return isinstance(args, ForwardBackward) or (isinstance(args, Refused) and args.operation == ForwardBackward.KIND)
+
+
+def added_gradients(operation: Finished) -> bool:
+    """Whether this operation left gradients in the accumulator."""
+    return isinstance(operation.args, ForwardBackward) and operation.ok and not operation.args.forward_only
+
+
+def spoiling_failure(finished: Iterable[Finished], accepted: Position) -> Failure | None:
+    """The first failure for which an optim_step must fail, or None if it may be applied.
 
     Args:
         finished: the model's finished operations before the optim_step, in order.
@@ -67,9 +86,16 @@ def untold_failure(finished: Iterable[Finished], accepted: Position) -> Failure 
     for operation in finished:
         if closes_window(operation):
             window.clear()
-        elif is_failure(operation):
+        else:
             window.append(operation)
-    for failure in window:
+    failures = [operation for operation in window if is_failure(operation)]
+    for failure in failures:
         if failure.delivered is None or accepted < failure.delivered:
-            return Failure(failure.seq, failure.delivered)
+            return Failure(failure.seq)
+    for failure in failures:
+        for operation in window:
+            if not _is_forward_backward(failure) or not added_gradients(operation):
+                continue  # a refused optim_step or load leaves what was accumulated as it was meant
+            if failure.delivered is not None and operation.accepted < failure.delivered:
+                return Failure(failure.seq, operation.seq)
     return None
