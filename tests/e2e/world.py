@@ -71,9 +71,15 @@ class Everloop:
 
 
 @contextmanager
-def installed(nodes: int) -> Iterator[Everloop]:
-    """Cluster up, chart installed, TrainingSession serving; all gone afterwards."""
-    root = Path(tempfile.mkdtemp(prefix="everloop-e2e-"))
+def installed(nodes: int, root: Path | None = None) -> Iterator[Everloop]:
+    """Cluster up, chart installed, TrainingSession serving; all gone afterwards.
+
+    Without `root`, the directory that is made for it, it has a temporary one.
+    """
+    if root is None:
+        root = Path(tempfile.mkdtemp(prefix="everloop-e2e-"))
+    else:
+        root.mkdir()
     root.chmod(0o755)
     cluster = Cluster(root)
     try:

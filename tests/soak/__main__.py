@@ -1,185 +1,135 @@
-"""``make soak N=100``: kill at random under one endless loop, then run as many steps unbroken and compare.
+"""``make soak N=1000``: kill at random under one loop, for as long as you like.
 
-Each kill picks a victim and a moment at random, with a seed that is printed; what was killed is healed before the
-next. The loop's user code sees none of it. With the same seed the same kills are tried in the same order; where they
-fall among the operations depends on the machine.
+The kills are done in legs, each on a cluster of its own: at the end of a leg the loop's results and its adapter must
+equal those of as many unbroken steps. Each kill picks victim and moment at random; with the same seed the same
+victims are tried in the same order, where they fall among the operations depends on the machine. A soak that was
+stopped or killed goes on with RESUME=DIR: the leg that was cut short counts for nothing and is done again.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import os
+import json
 import random
-import signal
+import shutil
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
-from types import FrameType
+from dataclasses import asdict
+from pathlib import Path
 
-from demo import adapters, faults, install
-from demo.loop import Loop
-from demo.moments import applied_steps, running
-from tests.e2e.waiting import eventually
-from tests.e2e.world import NAMESPACE, Everloop, installed
+from devcluster.cluster import Cluster
+from tests.e2e.world import Everloop, installed
+from tests.soak import evidence
+from tests.soak.interrupt import end_like_ctrl_c
+from tests.soak.leg import LINGER_SECONDS, Kill, compare, drive, start
+from tests.soak.state import Leg, State
 
-LONGEST_PAUSE_SECONDS = 6.0
+REPOSITORY = Path(__file__).resolve().parents[2]
+NODES = 4
 
 
 class Soak:
-    """One loop under random faults."""
+    """The legs of one soak, and its directory."""
 
-    def __init__(self, everloop: Everloop, rng: random.Random) -> None:
-        self._session = everloop.session
-        self._rng = rng
-        self._down: list[str] = []
-        self.struck: Counter[str] = Counter()
-        self.in_operation = 0
+    def __init__(self, directory: Path, state: State, kills_of_a_leg: int) -> None:
+        self.directory = directory
+        self.state = state
+        self.kills_of_a_leg = kills_of_a_leg
+        self.started = time.monotonic()
+        self.done = 0
+        """Kills of this process, in legs of whatever end."""
 
-    def victims(self) -> dict[str, Callable[[], None]]:
-        """What can be killed, and how."""
-        inside = ("engine", "server", "spare", "supervisor")
-        components = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-        return {
-            **{role: functools.partial(self._kill_inside, role) for role in inside},
-            "pod": self._delete_pod,
-            "node": functools.partial(self._lose_node, self._session.cluster.node_kill),
-            "partition": functools.partial(self._lose_node, self._session.cluster.node_partition),
-            "operator": functools.partial(self._kill_pod_of, "operator"),
-            "gateway": functools.partial(self._kill_pod_of, "gateway"),
-            **{name: functools.partial(self._kill_component, name) for name in components},
-        }
+    def run(self) -> bool:
+        """Do all legs that are left; False as soon as one ends badly."""
+        self.clear()
+        while kills := self.state.next_leg(self.kills_of_a_leg):
+            leg = self.leg(self.state.begun + 1, kills)
+            self.state.legs.append(leg)
+            self.state.save(self.directory)
+            found = leg.fault or "all results and the adapter equal those of an unbroken run"
+            print(
+                f"leg {leg.number}: {leg.kills} kills, {leg.in_operation} in an operation, {leg.steps} steps: {found}"
+            )
+            if leg.fault:
+                return False
+        print(f"{self.state.proven} kills: {dict(self.state.struck)}", flush=True)
+        return True
 
-    def strike(self) -> str:
-        """Wait a random while, kill a random victim, and report whether an operation ran then."""
-        while True:
-            time.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_SECONDS))  # the moment is what is drawn, not waited for
-            victims = self.victims()
-            victim = self._rng.choice(list(victims))
-            now = running(self._session.journal())
+    def clear(self) -> None:
+        """Take down what a predecessor that was killed has left."""
+        if self.state.cluster and Path(self.state.cluster).exists():
+            Cluster(self.state.cluster).down()
+            shutil.rmtree(self.state.cluster)
+
+    def leg(self, number: int, kills: int) -> Leg:
+        """Do one leg."""
+        begun = time.monotonic()
+        seed = self.state.seed + number
+        self.state.begun = number
+        root = Path("/tmp") / f"everloop-soak-{self.state.seed}-{number}"
+        self.state.cluster = str(root)
+        self.state.save(self.directory)
+        print(f"leg {number}: {kills} kills, seed {seed}", flush=True)
+        with installed(NODES, root) as everloop:
             try:
-                victims[victim]()
-            except LookupError as absent:  # down already from the fault before
-                print(f"           missed: {absent}", flush=True)
-                continue
-            self.in_operation += now is not None
-            self.struck[victim] += 1
-            return victim + (f" during {now.kind} {now.number}" if now else " while nothing ran")
+                leg = self.kill_and_compare(everloop, number, kills, seed, begun)
+            except (RuntimeError, TimeoutError) as error:
+                leg = Leg(number, 0, 0, 0, time.monotonic() - begun, {}, str(error))
+            if leg.fault:
+                kept = self.directory / f"leg-{number}"
+                evidence.keep(everloop, kept)
+                print(f"journals and logs of leg {number}: {kept}", flush=True)
+            return leg
 
-    def heal(self) -> None:
-        """Bring lost nodes back, and wait until the session serves."""
-        eventually(self._serves, "the session to serve again", seconds=240)
-        for node in self._down:
-            self._session.cluster.node_heal(node)
-            self._session.cluster.wait_node(node, ready=True, seconds=60)
-        self._down.clear()
-
-    def _serves(self) -> bool:
+    def kill_and_compare(self, everloop: Everloop, number: int, kills: int, seed: int, begun: float) -> Leg:
+        """The loop with its kills, and what comes of it. Raises RuntimeError, TimeoutError."""
+        stop = everloop.directory / "stop"
+        broken = start(everloop, "broken", seed, "--until", str(stop), "--linger", str(LINGER_SECONDS))
         try:
-            status = self._session.status()
-        except RuntimeError:  # the API server is among the victims
-            return False
-        pod = status.get("pod", {})
-        conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
-        return conditions.get("Serving") == "True" and pod.get("node") not in self._down
+            struck = drive(everloop, broken, kills, random.Random(seed), lambda kill: self.report(number, kill))
+            stop.touch()
+            path = broken.finish()
+        finally:
+            broken.loop.stop()
+        steps, fault = compare(everloop, broken, path, seed)
+        seconds = time.monotonic() - begun
+        return Leg(number, kills, struck.in_operation, steps, seconds, dict(struck.victims), fault)
 
-    def _pod(self) -> dict[str, str]:
-        return eventually(self._status_pod, "a pod in the status", seconds=120)
-
-    def _status_pod(self) -> dict[str, str] | None:
-        try:
-            return self._session.status().get("pod")
-        except RuntimeError:
-            return None
-
-    def _kill_inside(self, role: str) -> None:
-        now = running(self._session.journal())
-        pids = self._session.pids(self._pod()["name"])
-        faults.kill(pids, role, now.engine if now else None)
-
-    def _delete_pod(self) -> None:
-        self._session.tools.kube(
-            "-n", NAMESPACE, "delete", "pod", self._pod()["name"], "--grace-period=0", "--force", "--ignore-not-found"
+    def report(self, leg: int, kill: Kill) -> None:
+        """Tell of a kill, and keep it in a log."""
+        self.done += 1
+        elapsed = time.monotonic() - self.started
+        left = elapsed / self.done * (self.state.kills - self.state.proven - kill.number)
+        with (self.directory / "kills.jsonl").open("a") as log:
+            log.write(json.dumps({"leg": leg, **asdict(kill), "time": time.time()}) + "\n")
+        during = f"during {kill.during}" if kill.during else "while nothing ran"
+        after = "the next at once" if kill.seconds is None else f"next result after {kill.seconds:.1f} s"
+        total = f"{self.state.proven + kill.number}/{self.state.kills}"
+        print(
+            f"{elapsed:7.1f} s  {total}  {kill.victim} {during}: {after}   about {left / 60:.0f} min left", flush=True
         )
-
-    def _lose_node(self, lose: Callable[[str], None]) -> None:
-        node = self._pod()["node"]
-        self._down.append(node)
-        lose(node)
-
-    def _kill_pod_of(self, component: str) -> None:
-        selector = f"app.kubernetes.io/component={component}"
-        pods = self._session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)
-        pod = self._rng.choice(sorted(pod["metadata"]["name"] for pod in pods["items"]))
-        for pid in self._session.cluster.container_pids(pod, install.RELEASE_NAMESPACE)[:1]:
-            os.kill(pid, signal.SIGKILL)
-
-    def _kill_component(self, name: str) -> None:
-        component = self._session.cluster.component(name)
-        if component is None:
-            raise LookupError(f"{name} does not run")
-        component.kill()
-
-
-def drive(everloop: Everloop, loop: Loop, kills: int, rng: random.Random) -> Soak:
-    """Strike ``kills`` times while the loop runs."""
-    soak = Soak(everloop, rng)
-    started = time.monotonic()
-    for number in range(1, kills + 1):
-        assert loop.process is not None
-        if loop.process.poll() is not None:
-            list(loop.follow())  # raises with the loop's own words
-            raise RuntimeError("the loop ended by itself")
-        struck = soak.strike()
-        soak.heal()
-        elapsed = time.monotonic() - started
-        left = elapsed / number * (kills - number)
-        print(f"{elapsed:7.1f} s  {number}/{kills}  {struck}   about {left:.0f} s left", flush=True)
-    return soak
 
 
 def main() -> int:
-    """Run it; the exit status is 0 only if nothing was lost, nothing ran twice and the adapters are bit-equal."""
+    """Run it; the exit status is 0 only if nothing was lost, done twice or different."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--leg", type=int, default=50, help="kills of one leg")
+    parser.add_argument("--resume", type=Path, help="directory of a soak that was stopped")
     arguments = parser.parse_args()
-    print(f"seed {arguments.seed}", flush=True)
-    with installed(nodes=4) as everloop:
-        stop = everloop.directory / "stop"
-        loop = everloop.loop("broken", "--steps", "1000000", "--until", str(stop))
-        loop.start()
-        try:
-            soak = drive(everloop, loop, arguments.kills, random.Random(arguments.seed))
-            stop.touch()
-            list(loop.follow())
-        finally:
-            loop.stop()
-        ledger = everloop.ledger("broken")
-        steps = [entry["step"] for entry in ledger if entry["event"] == "step"]
-        model = next(entry["model_id"] for entry in ledger if entry["event"] == "model")
-        applied = applied_steps(everloop.session.journal(), model)
-        once = steps == list(range(1, len(steps) + 1)) and len(applied) == len(set(applied)) == len(steps)
-        print(f"{arguments.kills} kills, {soak.in_operation} of them in an operation: {dict(soak.struck)}")
-        print(f"{len(steps)} steps, each told once and in the lineage once: {'yes' if once else 'NO'}", flush=True)
-        plain = everloop.loop("unbroken", "--steps", str(len(steps)))
-        plain.start()
-        try:
-            list(plain.follow())
-        finally:
-            plain.stop()
-        first, second = (adapters.fingerprint(everloop.adapter(n, len(steps))) for n in ("broken", "unbroken"))
-        print(f"ADAPTER broken={first} unbroken={second} equal={'yes' if first == second else 'no'}", flush=True)
-        return 0 if once and first == second else 1
-
-
-def interrupted(_signal: int, _frame: FrameType | None) -> None:
-    """End as Ctrl-C does: the cluster goes."""
-    raise KeyboardInterrupt
+    if arguments.resume:
+        directory = arguments.resume.resolve()
+        state = State.load(directory)
+    else:
+        state = State(arguments.seed, arguments.kills)
+        directory = REPOSITORY / "build" / f"soak-{state.seed}"
+        directory.mkdir(parents=True)
+        state.save(directory)
+    print(f"seed {state.seed}; go on with: make soak RESUME={directory}", flush=True)
+    return 0 if Soak(directory, state, arguments.leg).run() else 1
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupted)
+    end_like_ctrl_c()
     sys.exit(main())

@@ -1,0 +1,141 @@
+"""One leg of a soak: kills at random under one loop, then as many steps unbroken, and the comparison."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from demo import adapters, install
+from demo.loop import Loop
+from demo.moments import running
+from tests.e2e.waiting import eventually
+from tests.e2e.world import Everloop
+from tests.prepared import client_python
+from tests.soak.ledger import difference, done_twice
+from tests.soak.victims import Victims
+
+LONGEST_PAUSE_SECONDS = 3.0
+LINGER_SECONDS = 0.4
+RECOVERY_SECONDS = 300.0
+AT_ONCE = 0.2
+"""Share of kills that fall into whatever the kill before left."""
+CLIENT = Path(__file__).parent / "clients" / "varied.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill; ``seconds`` until the loop was told its next result, None where that was not waited for."""
+
+    number: int
+    victim: str
+    during: str
+    seconds: float | None
+
+
+@dataclass
+class Run:
+    """One run of the loop, and where it keeps what it was told."""
+
+    loop: Loop
+    ledger: Path
+
+    def told(self) -> list[str]:
+        """Lines of the ledger."""
+        return self.ledger.read_text().splitlines()
+
+    def check(self) -> None:
+        """Raise RuntimeError with the loop's own words if it has ended."""
+        assert self.loop.process is not None
+        if self.loop.process.poll() is not None:
+            list(self.loop.follow())
+            raise RuntimeError("the loop ended by itself")
+
+    def finish(self) -> str:
+        """Wait for its end; the path that it saved at last. Raises RuntimeError with its own words."""
+        return next(line.split()[1] for line in list(self.loop.follow()) if line.startswith("saved "))
+
+
+@dataclass
+class Struck:
+    """What a leg has killed so far."""
+
+    victims: Counter[str] = field(default_factory=Counter)
+    in_operation: int = 0
+
+
+def start(everloop: Everloop, name: str, seed: int, *arguments: str) -> Run:
+    """Start the loop."""
+    ledger = everloop.directory / f"{name}.ledger"
+    ledger.touch()
+    given = (
+        "--base-model", install.BASE_MODEL, "--seed", str(seed), "--name", name, "--ledger", str(ledger),
+        "--chunk", str(everloop.chunk_datums()), *arguments,
+    )  # fmt: skip
+    session, log = everloop.session, everloop.directory / f"{name}.log"
+    run = Run(Loop(Path(client_python()), CLIENT, session.url, session.key, log, given), ledger)
+    run.loop.start()
+    return run
+
+
+def strike(everloop: Everloop, victims: Victims, rng: random.Random) -> tuple[str, str]:
+    """Kill a random victim after a random while; its name, and what ran then."""
+    while True:
+        time.sleep(rng.uniform(0.0, LONGEST_PAUSE_SECONDS))  # the moment is what is drawn, not waited for
+        victim = rng.choice(list(victims.strikes))
+        now = running(everloop.session.journal())
+        try:
+            victims.strikes[victim]()
+        except LookupError:  # down from the fault before
+            continue
+        return victim, f"{now.kind} {now.number}" if now else ""
+
+
+def wait_told(run: Run, known: int) -> None:
+    """Until the loop was told more than `known` results."""
+
+    def more() -> bool:
+        run.check()
+        return len(run.told()) > known
+
+    eventually(more, "the loop's next result", seconds=RECOVERY_SECONDS)
+
+
+def drive(everloop: Everloop, run: Run, kills: int, rng: random.Random, report: Callable[[Kill], None]) -> Struck:
+    """Kill so often while the loop runs."""
+    victims, struck = Victims(everloop.session, rng), Struck()
+    wait_told(run, 0)
+    for number in range(1, kills + 1):
+        victim, during = strike(everloop, victims, rng)
+        killed, known = time.monotonic(), len(run.told())
+        seconds = None
+        if rng.random() >= AT_ONCE or number == kills:
+            wait_told(run, known)
+            seconds = time.monotonic() - killed
+        victims.bring_back()
+        struck.victims[victim] += 1
+        struck.in_operation += bool(during)
+        report(Kill(number, victim, during, seconds))
+    return struck
+
+
+def compare(everloop: Everloop, broken: Run, path: str, seed: int) -> tuple[int, str]:
+    """Run as many steps unbroken; their number, and in words what differs, empty if nothing does."""
+    twice = done_twice(everloop.session.journal())
+    if twice:
+        return 0, f"done twice: {', '.join(twice)}"
+    steps = sum(json.loads(line)["event"] == "step" for line in broken.told())
+    plain = start(everloop, "unbroken", seed, "--steps", str(steps))
+    try:
+        plain_path = plain.finish()
+    finally:
+        plain.loop.stop()
+    differs = difference(broken.told(), plain.told())
+    first, second = (adapters.fingerprint(everloop.session.adapter(each)) for each in (path, plain_path))
+    if first != second:
+        differs += f" adapter {first} is not {second}"
+    return steps, differs.strip()

@@ -1,0 +1,99 @@
+"""What a soak kills, and how it brings back what does not come back by itself."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+from collections.abc import Callable
+
+from demo import faults, install
+from demo.moments import running
+from demo.session import Session
+from tests.e2e.waiting import eventually
+
+INSIDE = ("engine", "server", "spare", "supervisor")
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+LEAST_NODES = 2
+"""That must be Ready before one more is taken away."""
+
+
+class Victims:
+    """Everything of one installation that can be killed."""
+
+    def __init__(self, session: Session, rng: random.Random) -> None:
+        cluster = session.cluster
+        self._session = session
+        self._rng = rng
+        self._lost: dict[str, Callable[[str], None]] = {}
+        nodes = {
+            "node": (cluster.node_kill, cluster.node_heal),
+            "partition": (cluster.node_partition, cluster.node_heal),
+            "freeze": (cluster.node_freeze, cluster.node_thaw),
+        }
+        self.strikes: dict[str, Callable[[], None]] = {
+            **{role: functools.partial(self._kill_inside, role) for role in INSIDE},
+            "pod": self._delete_pod,
+            **{name: functools.partial(self._lose_node, *how) for name, how in nodes.items()},
+            "operator": functools.partial(self._kill_pod_of, "operator"),
+            "gateway": functools.partial(self._kill_pod_of, "gateway"),
+            **{name: functools.partial(self._kill_component, name) for name in COMPONENTS},
+        }
+        """Each raises LookupError if there is nothing to kill just now: it is down from the fault before."""
+
+    def bring_back(self) -> None:
+        """Let lost nodes join again that the session has left, without waiting for them."""
+        for node in [node for node in self._lost if node != self._pod().get("node")]:
+            self._lost.pop(node)(node)
+
+    def _pod(self) -> dict[str, str]:
+        return eventually(self._status_pod, "a pod in the status", seconds=240)
+
+    def _status_pod(self) -> dict[str, str] | None:
+        try:
+            return self._session.status().get("pod")
+        except RuntimeError:  # the API server is among the victims
+            return None
+
+    def _kill_inside(self, role: str) -> None:
+        now = running(self._session.journal())
+        faults.kill(self._session.pids(self._pod()["name"]), role, now.engine if now else None)
+
+    def _delete_pod(self) -> None:
+        name, namespace = self._pod()["name"], self._session.namespace
+        try:
+            self._session.tools.kube(
+                "-n", namespace, "delete", "pod", name, "--grace-period=0", "--force", "--ignore-not-found"
+            )
+        except RuntimeError as error:
+            raise LookupError("the API server does not answer") from error
+
+    def _lose_node(self, lose: Callable[[str], None], bring_back: Callable[[str], None]) -> None:
+        cluster = self._session.cluster
+        node = self._pod()["node"]
+        if node in self._lost:
+            raise LookupError(f"{node} is lost already")
+        others = [name for name in cluster.settings.nodes if name not in (node, *self._lost)]
+        if sum(cluster.is_node_ready(name) for name in others) < LEAST_NODES:
+            raise LookupError("too few other nodes are Ready")
+        lose(node)
+        self._lost[node] = bring_back
+
+    def _kill_pod_of(self, component: str) -> None:
+        selector = f"app.kubernetes.io/component={component}"
+        try:
+            found = self._session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
+        except RuntimeError as error:
+            raise LookupError("the API server does not answer") from error
+        pod = self._rng.choice(sorted(pod["metadata"]["name"] for pod in found))
+        pids = self._session.cluster.container_pids(pod, install.RELEASE_NAMESPACE)
+        if not pids:
+            raise LookupError(f"{pod} does not run")
+        os.kill(pids[0], signal.SIGKILL)
+
+    def _kill_component(self, name: str) -> None:
+        component = self._session.cluster.component(name)
+        if component is None:
+            raise LookupError(f"{name} does not run")
+        component.kill()
