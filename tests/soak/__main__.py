@@ -73,7 +73,7 @@ class Soak:
         with installed(NODES, root) as everloop:
             try:
                 leg = self.kill_and_compare(everloop, number, kills, seed, begun)
-            except (RuntimeError, TimeoutError) as error:
+            except (RuntimeError, OSError, LookupError) as error:
                 leg = Leg(number, 0, 0, 0, time.monotonic() - begun, {}, str(error))
             if leg.fault:
                 kept = self.directory / f"leg-{number}"

@@ -188,7 +188,7 @@ def main() -> int:
     with installed(nodes=3) as everloop:
         try:
             equal = run(everloop, arguments.minutes, random.Random(arguments.seed))
-        except (RuntimeError, TimeoutError) as error:
+        except (RuntimeError, OSError, LookupError) as error:
             print(error, flush=True)
             equal = False
         if not equal:
