@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from everloop_gateway.intents import Intent, from_config_map, to_config_map
@@ -82,6 +83,35 @@ def test_a_save_outlasts_pod_and_gateway(
     assert Counter(tenant.accepted()) == {f"{model}:0": 1, f"{model}:1": 1}
 
 
+def test_a_held_answer_outlasts_its_gateway(
+    cluster: Cluster, tenant: Tenant, processes: Processes, address: Address, sdk: Start
+) -> None:
+    """Killed in the middle of the white space: the program sees nothing, and each operation is done once."""
+    gateway = GatewayProcess(processes, cluster, address())
+    pod = tenant.start_pod(processes, address())
+    tenant.serve(pod)
+    key = cluster.key(tenant.namespace)
+    program = sdk(gateway.url, key, "train")
+    model = program.wait("created")["model_id"]
+    pod.kill()
+    tenant.recovering("no node is free")
+    program.say("step")
+    with gateway.client(key) as client:
+        later: list[bytes] = []
+        body = {"model_id": model, "seq_id": 100}
+        held = background(stream, client, "/optim_step", body, later)
+        wait_for("white space for a call that came later", lambda: later)
+        gateway.process.kill()
+        gateway.process.wait()
+        with pytest.raises(httpx.TransportError):
+            held.result(10)
+    gateway.start()
+    tenant.serve(tenant.start_pod(processes, address()))
+    program.wait("step")
+    program.finish()
+    assert Counter(tenant.accepted()) == {f"{model}:{number}": 1 for number in range(4)}
+
+
 def test_a_kept_save_is_done_though_its_client_is_gone(
     cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address
 ) -> None:
@@ -137,7 +167,7 @@ def test_a_save_without_pod_and_api_server_is_held(
         os.kill(api_server, signal.SIGSTOP)
         pieces: list[bytes] = []
         try:
-            saved = background(stream, client, saving(model), pieces)
+            saved = background(stream, client, "/save_weights", saving(model), pieces)
             wait_for("a second piece of white space", lambda: len(pieces) >= 2)
             assert b"".join(pieces).strip() == b""
         finally:
@@ -146,9 +176,9 @@ def test_a_save_without_pod_and_api_server_is_held(
         assert kept(cluster, tenant) == [f"{model}:1"]
 
 
-def stream(client: Any, body: dict[str, Any], pieces: list[bytes]) -> bytes:
-    """A save's whole answer, and its pieces as they come."""
-    with client.stream("POST", "/save_weights", json=body) as answer:
+def stream(client: Any, path: str, body: dict[str, Any], pieces: list[bytes]) -> bytes:
+    """A call's whole answer, and its pieces as they come."""
+    with client.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200
         pieces.extend(answer.iter_raw())
     return b"".join(pieces)
