@@ -41,6 +41,37 @@ class Adapter:
     def dump(self) -> bytes:
         return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
 
+    @classmethod
+    def fresh(cls, lora: Lora) -> Adapter:
+        return cls(dataclasses.asdict(lora), weights=(lora.seed * 7919 + lora.rank) % PRIME)
+
+    def gradient(self, body: bytes) -> int:
+        """What a forward_backward of this body finds."""
+        return int.from_bytes(hashlib.sha256(body + str(self.weights).encode()).digest()[:7], "big")
+
+    def apply(self, seq: int, learning_rate: float) -> dict[str, float]:
+        """One optimizer step; its metrics."""
+        if not self.gradients:
+            return {"skipped_no_gradients": 1.0}
+        for gradient in self.gradients:
+            self.momentum = (self.momentum * 31 + gradient) % PRIME
+        self.weights = (self.weights * 17 + self.momentum + round(learning_rate * 1e6)) % PRIME
+        self.gradients.clear()
+        self.applied.append(seq)
+        return {"norm": float(self.momentum % 1000)}
+
+    def begun(self, *, optimizer: bool) -> Adapter:
+        """A model that begins with this checkpoint: without its gradients, and without its optimizer on demand."""
+        if not optimizer:
+            return Adapter(self.lora, self.weights)
+        return dataclasses.replace(self, gradients=[], applied=list(self.applied), seq=0)
+
+
+def sampled(content: bytes, sample: Sample) -> bytes:
+    """What a sample from weights of this content says."""
+    text = repr((content, sample.prompt, sample.num_samples, sample.seed)).encode()
+    return b"sampled " + hashlib.sha256(text).hexdigest().encode()
+
 
 class FakeEngine:
     """session.ports.Engine. `hook` is called before and in the middle of each call and may kill it."""
@@ -78,7 +109,7 @@ class FakeEngine:
 
     async def init(self, model: str, lora: Lora) -> None:
         await self._step("init", model)
-        self.models[model] = Adapter(dataclasses.asdict(lora), weights=(lora.seed * 7919 + lora.rank) % PRIME)
+        self.models[model] = Adapter.fresh(lora)
 
     async def restore(self, model: str, path: str, lora: Lora, sha256: str, parts: Parts) -> None:
         await self._step("restore", model)
@@ -104,9 +135,7 @@ class FakeEngine:
             data = {"lora": dataclasses.asdict(lora), "weights": data}
         adapter = Adapter(**data)
         assert adapter.lora == dataclasses.asdict(lora)
-        if not optimizer:
-            adapter = Adapter(adapter.lora, adapter.weights)
-        self.models[model] = dataclasses.replace(adapter, gradients=[], seq=0)
+        self.models[model] = adapter.begun(optimizer=optimizer)
 
     async def drop(self, model: str) -> None:
         del self.models[model]
@@ -119,7 +148,7 @@ class FakeEngine:
         if body.startswith(b"bad"):
             raise EngineRefused("data[0].loss_fn_inputs.target_tokens: bad", "user")
         adapter = self.models[model]
-        gradient = int.from_bytes(hashlib.sha256(body + str(adapter.weights).encode()).digest()[:7], "big")
+        gradient = adapter.gradient(body)
         if not forward_only:
             adapter.gradients.append(gradient)
             self._advance(adapter, seq)
@@ -135,14 +164,7 @@ class FakeEngine:
             raise EngineRefused("adam_params.learning_rate: must not be negative", "user")
         adapter = self.models[model]
         self._advance(adapter, seq)
-        if not adapter.gradients:
-            return {"skipped_no_gradients": 1.0}
-        for gradient in adapter.gradients:
-            adapter.momentum = (adapter.momentum * 31 + gradient) % PRIME
-        adapter.weights = (adapter.weights * 17 + adapter.momentum + round(step.learning_rate * 1e6)) % PRIME
-        adapter.gradients.clear()
-        adapter.applied.append(seq)
-        return {"norm": float(adapter.momentum % 1000)}
+        return adapter.apply(seq, step.learning_rate)
 
     async def drop_gradients(self, model: str, seq: int) -> None:
         await self._step("drop_gradients", model, seq)
@@ -180,8 +202,7 @@ class FakeEngine:
     async def sample(self, weights: FrozenWeights | None, sample: Sample) -> bytes:
         await self._step("sample")
         content = b"base" if weights is None else self._load(weights.path, weights.sha256)
-        text = repr((content, sample.prompt, sample.num_samples, sample.seed)).encode()
-        return b"sampled " + hashlib.sha256(text).hexdigest().encode()
+        return sampled(content, sample)
 
     async def wait_lost(self) -> None:
         await self.lost.wait()
