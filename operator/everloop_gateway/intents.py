@@ -89,8 +89,9 @@ class Intents:
         if intent is not None:
             await self._deliver(intent, progress)
 
-    async def run(self) -> None:
-        """Follow what is kept, and deliver it, for ever."""
+    async def run(self, ready: asyncio.Event) -> None:
+        """Follow what is kept, and deliver it, for ever; from when sessions and master key are known."""
+        await ready.wait()
         selectors = {"labelSelector": f"{names.LABEL_TYPE}={names.TYPE_INTENT}"}
         running: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:

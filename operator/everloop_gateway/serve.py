@@ -38,7 +38,7 @@ async def serve(settings: Settings) -> None:
         listings = Listings(cluster, pods, calls)
         server = _Server(app.build(cluster, calls, listings, draining), settings.pod_ip, draining)
         async with asyncio.TaskGroup() as tasks:
-            following = [tasks.create_task(cluster.run()), tasks.create_task(intents.run())]
+            following = [tasks.create_task(cluster.run()), tasks.create_task(intents.run(cluster.ready))]
             log.info("listening", address=settings.pod_ip, port=names.GATEWAY_PORT)
             await server.serve()
             for task in following:

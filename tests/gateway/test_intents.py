@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
 import pytest
 
-from everloop_gateway.intents import Intent, from_config_map, to_config_map
+from everloop_gateway.bindings import Bindings
+from everloop_gateway.intents import Intent, Intents, from_config_map, to_config_map
+from everloop_gateway.kube import ApiUnavailable, Kube, pause
+from everloop_gateway.state import Sessions
+from everloop_gateway.upstream import Upstream, http_client
 from everloop_operator.api import names
 from tests.gateway.world import (
     RELEASE_NAMESPACE,
@@ -182,6 +187,30 @@ def stream(client: Any, path: str, body: dict[str, Any], pieces: list[bytes]) ->
         assert answer.status_code == 200
         pieces.extend(answer.iter_raw())
     return b"".join(pieces)
+
+
+class AskedKube(Kube):
+    """An API server that is away, and knows whether it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def list(self, path: str, selectors: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+        self.asked.set()
+        raise ApiUnavailable("in this test")
+
+
+async def test_nothing_is_delivered_before_sessions_and_master_key_are_known() -> None:
+    """A replica that has just started would find no session, and forget what is kept for it."""
+    kube, ready, sessions = AskedKube(), asyncio.Event(), Sessions()
+    async with http_client() as http:
+        intents = Intents(kube, RELEASE_NAMESPACE, Bindings(kube), Upstream(sessions, http, bytes))
+        running = asyncio.create_task(intents.run(ready))
+        assert not await pause(kube.asked, 0.2)
+        ready.set()
+        await asyncio.wait_for(kube.asked.wait(), 10)
+        running.cancel()
+        await asyncio.wait([running])
 
 
 def test_an_intent_is_kept_bit_by_bit() -> None:

@@ -306,7 +306,7 @@ class GatewayProcess:
 
     def start(self) -> None:
         self.process = self._start()
-        wait_for("gateway", lambda: answers(f"{self.url}/readyz") == 200, 20.0)
+        wait_for("gateway", lambda: answers(f"{self.url}/readyz") == 200, 60.0)
 
     def client(self, key: str) -> httpx.Client:
         """A client without the SDK, for what the SDK does not show."""

@@ -155,7 +155,7 @@ def run(everloop: Everloop, minutes: float, rng: random.Random) -> bool:
             client.loop.say("go on")
         outlast(everloop, clients, minutes, rng)
         everloop.session.tools.kube("delete", "namespace", FILLERS, "--wait=false")
-        eventually(lambda: everloop.session.status()["phase"] == "Running" or None, "the session", seconds=180)
+        eventually(lambda: everloop.session.status()["phase"] == "Running" or None, "the session", seconds=900)
         for client in clients:
             client.finish(everloop)
     finally:

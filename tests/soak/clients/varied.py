@@ -7,8 +7,11 @@ length must be told the same. Everything it is told goes into a ledger, without 
 
 import argparse
 import json
+import os
 import pathlib
 import random
+import sys
+import threading
 import time
 
 import tinker
@@ -68,6 +71,13 @@ def sample(sampler: tinker.SamplingClient, step: int) -> None:
     note("sample", step=step, tokens=list(sampler.sample(prompt, 1, params).result().sequences[0].tokens))
 
 
+def end_with_the_harness() -> None:
+    """Its standard input closes when it is killed; nobody else would end this loop, which waits through everything."""
+    sys.stdin.read()
+    os._exit(3)
+
+
+threading.Thread(target=end_with_the_harness, daemon=True).start()
 service = tinker.ServiceClient()
 model = service.create_lora_training_client(args.base_model, rank=4, seed=args.seed, train_unembed=False).result()
 print("model", model.model_id, flush=True)
