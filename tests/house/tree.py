@@ -8,7 +8,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CODE = ("bootstrap", "demo", "devcluster", "examples", "operator", "trainer_image")
-_SKIPPED = {"build", "__pycache__"}
+_SKIPPED = {"build", "__pycache__", ".git"}  # the last is a file in a linked work tree
 _POINTER = ".git"
 """In a further work tree of git a file with the place of the first one: nothing of the repository."""
 _DATA = {".png", ".gif", ".jpg", ".safetensors", ".bin"}
@@ -23,7 +23,12 @@ def files(*tops: str, suffix: str = "") -> Iterator[Path]:
             )
             for name in sorted(set(names) - {_POINTER}):
                 path = Path(directory, name)
-                if name.endswith(suffix) and path.suffix not in _DATA and not path.is_symlink():
+                if (
+                    name not in _SKIPPED
+                    and name.endswith(suffix)
+                    and path.suffix not in _DATA
+                    and not path.is_symlink()
+                ):
                     yield path
 
 
