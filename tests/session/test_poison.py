@@ -9,7 +9,7 @@ import json
 import pytest
 
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
-from everloop_trainer.session.poison import CONDEMNED, SUSPECTED, Tries
+from everloop_trainer.session.poison import Tries
 from tests.session.fake_engine import FakeEngine
 from tests.session.world import (
     SESSION,
@@ -29,25 +29,26 @@ from tests.session.world import (
 )
 from tests.store.crash_files import CrashFiles, Died, Disk
 
+LIMIT = 3
+"""Deaths that its server saw after which an operation runs alone; after as many more it fails."""
 START = [[create(A), create(B, rank=8)], [fb(A, 1, b"a1"), fb(B, 1, b"b1"), optim(B, 2)]]
 
 
-def test_only_deaths_that_their_server_survived_count() -> None:
-    """Tries of one incarnation after another count nothing; within one, each but the last is a death."""
-    tries = Tries()
-    for incarnation in range(1, 20):
-        tries = tries.tried(incarnation)
-    assert (tries.deaths_seen_by(20), tries.verdict(20)) == (0, "innocent")
-    assert tries.deaths_seen_by(19) == 1
-    for _ in range(SUSPECTED):
-        tries = tries.tried(20)
-    assert (tries.deaths_seen_by(21), tries.verdict(21)) == (2, "innocent")
-    assert (tries.deaths_seen_by(20), tries.verdict(20)) == (3, "suspected")
-    tries = tries.tried(20)
-    assert (tries.deaths_seen_by(21), tries.verdict(21)) == (3, "suspected")
-    for _ in range(SUSPECTED):
-        tries = tries.tried(21)
-    assert (tries.deaths_seen_by(21), tries.verdict(21)) == (CONDEMNED, "condemned")
+def test_a_death_that_took_its_server_along_counts_half() -> None:
+    """Three deaths that a server saw, or six pods: alone. As many again: it fails."""
+    seen = Tries()
+    for died in range(2 * LIMIT):
+        assert seen.verdict(1) == ("innocent" if died < LIMIT else "suspected")
+        seen = seen.tried(1)
+    assert seen.verdict(1) == "condemned"
+    taken = Tries()
+    for died in range(4 * LIMIT):
+        assert taken.verdict(died + 1) == ("innocent" if died < 2 * LIMIT else "suspected")
+        taken = taken.tried(died + 1)
+    assert taken.verdict(4 * LIMIT + 1) == "condemned"
+    mixed = Tries().tried(1).tried(1).tried(1)
+    assert (mixed.verdict(1), mixed.verdict(2)) == ("suspected", "innocent"), "one of them is not known to be a death"
+    assert (mixed.tried(2).verdict(2), mixed.tried(2).passed_alone) == ("suspected", False)
 
 
 def tried_by(engine: FakeEngine, model: str, seq: int) -> bool:
@@ -63,12 +64,12 @@ async def test_a_deadly_operation_fails_and_the_stream_goes_on() -> None:
         failed = await client.ask(world.service, f"{A}:2")
         assert isinstance(failed, Failed)
         assert failed.category == "server"
-        assert failed.error.startswith("forward_backward: the training engine died 6 times")
+        assert failed.error.startswith("forward_backward: the training engine, or its whole pod, died each time")
         step = await client.ask(world.service, f"{A}:3")
         assert isinstance(step, Failed)
         assert "operation 2 of this accumulation window failed" in step.error
         victims = [engine for engine in world.source.engines if tried_by(engine, A, 2)]
-        assert len(victims) == CONDEMNED
+        assert len(victims) == 2 * LIMIT
         assert [sorted(engine.models) for engine in victims] == [[A, B]] * 3 + [[A]] * 3
         await client.play(world.service, [[fb(A, 4, b"a4"), optim(A, 5)], [fb(B, 3, b"b3"), optim(B, 4)]])
         await world.settled()
@@ -112,7 +113,7 @@ async def test_a_deadly_sample_fails_and_its_session_goes_on() -> None:
         await client.play(world.service, [[create(A)], [freeze(A, 1, 0)]])
         outcome = await client.ask_after(world.service, sample(sampler, 0))
         assert isinstance(outcome, Failed)
-        assert outcome.error.startswith("sample: the training engine died 6 times")
+        assert outcome.error.startswith("sample: the training engine, or its whole pod, died each time")
         deadly.set_result(None)
         assert isinstance(await client.ask_after(world.service, sample(sampler, 1)), Succeeded)
 
@@ -143,23 +144,42 @@ def ended(world: Running, model: str) -> int:
     return next((found.seq for found in world.service.status().models if found.model_id == model), -1)
 
 
-async def test_kills_from_outside_fail_nothing() -> None:
-    """Twenty pods are killed in the same operation: it runs all the same, and never alone."""
+async def killed_in(disk: Disk, client: Client, attempt: int) -> bool:
+    """A pod ends while it runs the operation; returns whether it ran alone. Raises AssertionError if it did not run."""
+
+    def hook(engine: FakeEngine, op: str) -> None:
+        if op == "forward_backward":
+            engine.gate = asyncio.Event()
+
+    async with running(disk, attempt=attempt, pod=f"p{attempt}", hook=hook) as world:
+        await client.play(world.service, [[create(A), create(B)]])
+        await client.send(world.service, fb(A, 1))
+        await until(lambda: world.source.engines != [] and world.engine.gate is not None)
+        outcome = await world.service.outcome(f"{A}:1", 0)
+        assert isinstance(outcome, Pending)
+        assert outcome.reason.startswith("running")
+        return sorted(world.engine.models) == [A]
+
+
+async def test_pods_killed_from_outside_fail_nothing() -> None:
+    """Eleven pods in a row end in the same operation, from the seventh on it runs alone; then it runs to its end."""
     disk, client = Disk(), Client()
-    for attempt in range(1, 21):
-
-        def hook(engine: FakeEngine, op: str) -> None:
-            if op == "forward_backward":
-                engine.gate = asyncio.Event()
-
-        async with running(disk, attempt=attempt, pod=f"p{attempt}", hook=hook) as world:
-            await client.send(world.service, create(A))
-            await client.send(world.service, fb(A, 1))
-            await until(lambda: world.source.engines != [] and world.engine.gate is not None)
-            assert await world.service.outcome(f"{A}:1", 0) == Pending("active", "running", 0)
-    async with running(disk, attempt=21, pod="last") as world:
+    alone = [await killed_in(disk, client, attempt) for attempt in range(1, 4 * LIMIT)]
+    assert alone == [False] * 2 * LIMIT + [True] * (2 * LIMIT - 1)
+    async with running(disk, attempt=4 * LIMIT, pod="last") as world:
         assert isinstance(await client.ask_after(world.service, fb(A, 1)), Succeeded)
-        assert len(world.source.engines) == 1
+
+
+async def test_an_operation_that_takes_each_pod_along_fails_at_last() -> None:
+    """Lack of memory kills the server with its engine: after twelve pods the operation fails and the stream goes on."""
+    disk, client = Disk(), Client()
+    for attempt in range(1, 4 * LIMIT + 1):
+        await killed_in(disk, client, attempt)
+    async with running(disk, attempt=4 * LIMIT + 1, pod="last") as world:
+        outcome = await client.ask_after(world.service, fb(A, 1))
+        assert isinstance(outcome, Failed)
+        assert (outcome.category, "or its whole pod, died each time" in outcome.error) == ("server", True)
+        assert isinstance(await client.ask_after(world.service, fb(A, 2)), Succeeded)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
