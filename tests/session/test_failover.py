@@ -27,6 +27,7 @@ from tests.session.world import (
     create,
     fb,
     freeze,
+    load,
     optim,
     running,
     sample,
@@ -278,6 +279,20 @@ async def test_drain_finishes_and_snapshots() -> None:
         assert world.service.status().recoveries[0].replayed_operations == 0
         assert world.engine.models[A].applied == [2, 4]
         assert len(world.engine.models[B].gradients) == 1
+
+
+async def test_drain_after_a_load() -> None:
+    """A load has stored its model already; the others are stored, and nothing goes wrong that would be reported."""
+    disk, client = Disk(), Client()
+    async with running(disk, replay_budget=1e9) as world:
+        await client.play(world.service, [[create(A), create(B)], [fb(A, 1), optim(A, 2), fb(B, 1)], [save(A, 3, "s")]])
+        await client.play(world.service, [[load(A, 4, f"tinker://{A}/weights/s")]])
+        await world.service.drain(10)
+        await asyncio.wait_for(world.task, 10)
+        assert world.service.status().storage_error == ""
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        await client.play(world.service, [[fb(A, 5), optim(A, 6)], [optim(B, 2)]])
+        assert world.service.status().recoveries[0].replayed_operations == 0
 
 
 async def test_drain_abandons_what_does_not_end() -> None:

@@ -86,8 +86,8 @@ class Snapshotting:
         stream = self._context.history.streams[model_id]
         last = stream.entries[stream.done - 1]
         assert last.ended is not None, "what lies below `done` has ended"
-        if self._taken.get(model_id) == (generation, last.seq):
-            return
+        if last.ended.result.loaded is not None or self._taken.get(model_id) == (generation, last.seq):
+            return  # a load has stored this state itself
         self._taken[model_id] = (generation, last.seq)
         place = self._context.states.place("snapshots", model_id, last.seq, generation)
         try:
