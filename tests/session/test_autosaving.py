@@ -6,13 +6,16 @@ import asyncio
 
 import pytest
 
+from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Succeeded
 from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Pruned, Record
+from tests.session.fake_engine import FakeEngine
 from tests.session.world import (
     LOOP,
+    TIME,
     A,
     B,
     C,
@@ -90,6 +93,29 @@ async def test_a_save_of_the_same_name_takes_its_place() -> None:
         await client.play(world.service, [[fb(A, 11), optim(A, 12)], [fb(A, 13), optim(A, 14)]])
         await until(lambda: listed(world) == ["auto-4", "auto-5", "auto-6"])
         assert isinstance(await client.ask_after(world.service, load(A, 15, f"tinker://{A}/weights/auto-4")), Succeeded)
+
+
+async def test_one_that_failed_shows_until_the_next_is_stored() -> None:
+    """The loop goes on without it; snapshots of the same model say nothing about it."""
+    failing = True
+
+    def hook(_: FakeEngine, op: str) -> None:
+        if op == "write" and failing:
+            raise EngineRefused("Input/output error", "server")
+
+    client = Client()
+    async with running(Disk(), checkpoint_every=0.001, hook=hook) as world:
+        await client.play(world.service, [[create(A)], *steps(1, 3)])
+        await world.service.drain(10)
+        assert world.service.status().storage_error == f"automatic checkpoint of {A}: Input/output error"
+        assert world.service.status().last_snapshot_time == TIME
+    async with running(Disk(), checkpoint_every=0.001, hook=hook, replay_budget=1e9) as world:
+        await Client().play(world.service, [[create(A)], *steps(1, 3)])
+        await until(lambda: "Input/output error" in world.service.status().storage_error)
+        failing = False
+        await Client().play(world.service, steps(4, 5))
+        await until(lambda: world.service.status().storage_error == "")
+        await until(lambda: listed(world)[-1:] == ["auto-5"])
 
 
 async def test_without_an_interval_there_are_none() -> None:

@@ -40,12 +40,14 @@ class Autosaving:
         name = f"auto-{model.step}"
         if tinker_path(model_id, "weights", name) in self._context.history.checkpoints:
             return  # the same step again, after a load: the next boundary has another name
+        failing = f"automatic checkpoint of {model_id}"
         try:
             await self._take(engine, generation, model, name)
         except EngineRefused as refused:
             log.error("automatic checkpoint failed", model=model_id, name=name, error=refused.error)
-            self._context.storage_error = f"automatic checkpoint of {model_id}: {refused.error}"
+            self._context.storage_errors[failing] = refused.error
             return
+        self._context.storage_errors.pop(failing, None)
         self._last[model_id] = now
         await self._prune(model)
         await self._sweep(model)

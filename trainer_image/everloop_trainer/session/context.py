@@ -66,10 +66,11 @@ class Context:
     journal: Journal
     states: States
     ended: asyncio.Future[None]
-    storage_error: str = ""
     replay_mismatches: int = 0
     broken: dict[str, str] = field(default_factory=dict)
     """Models that could not be brought back, and why: their operations wait for a person."""
+    storage_errors: dict[str, str] = field(default_factory=dict)
+    """What could not be stored the last time that it was tried, and why; it is tried again by itself."""
 
     def end(self, failure: Fenced | StorageFailed) -> None:
         """Nothing more may be acknowledged or delivered: stop everything."""

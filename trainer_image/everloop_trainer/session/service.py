@@ -241,6 +241,7 @@ class SessionService:
     def status(self) -> SessionStatus:
         """The state as plain values."""
         context, runner = self._context, self._runner
+        failures = [f"{what}: {error}" for what, error in context.storage_errors.items()]
         return SessionStatus(
             state=runner.state,
             incarnation=context.config.incarnation,
@@ -250,9 +251,7 @@ class SessionService:
             engine_restarts=max(0, runner.generation - 1),
             models=tuple(self._model_status(model) for model in context.history.models.values()),
             last_snapshot_time=runner.snapshots.last_time,
-            storage_error="; ".join(
-                filter(None, [context.journal.trouble, context.storage_error, *context.broken.values()])
-            ),
+            storage_error="; ".join(filter(None, [context.journal.trouble, *failures, *context.broken.values()])),
             replay_mismatches=context.replay_mismatches,
             recoveries=tuple(runner.recoveries),
         )

@@ -134,7 +134,7 @@ class Snapshotting:
             self._writing[model_id] = config.monotonic() - since
             self._seconds[model_id] = max(0.0, self._seconds.get(model_id, 0.0) - covered)
             self.last_time = manifest.time
-            self._context.storage_error = ""
+            self._context.storage_errors.pop(_what(model_id), None)
             log.info("snapshot stored", model=model_id, seq=seq, step=step, bytes=written.size)
             await self._context.states.retain(model_id, model.root)
         except EngineRefused as refused:
@@ -147,4 +147,8 @@ class Snapshotting:
     def _complain(self, model_id: str, error: str) -> None:
         """A snapshot that failed costs replay time only; the next step boundary tries again."""
         log.error("snapshot failed", model=model_id, error=error)
-        self._context.storage_error = f"snapshot of {model_id}: {error}"
+        self._context.storage_errors[_what(model_id)] = error
+
+
+def _what(model_id: str) -> str:
+    return f"snapshot of {model_id}"
