@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from everloop_trainer.session import service
 from everloop_trainer.session.errors import EngineRefused, Fenced, StorageFailed
 from everloop_trainer.session.operations import CreateModel, Operation, Refused
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
@@ -261,6 +262,30 @@ async def test_a_failure_is_delivered_only_after_its_delivery_is_durable() -> No
     reopened = running(world.files.disk, attempt=2, pod="pod-2")
     async with reopened as world:
         assert [record for _, record in world.store.history if isinstance(record, Deliver)] == [Deliver(A, 1)]
+
+
+async def test_a_failure_whose_delivery_took_too_long_was_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The storage hangs, and the poll is answered without the failure: what is sent meanwhile is sent in ignorance."""
+    monkeypatch.setattr(service, "DELIVERY_SECONDS", 0.01)
+    async with running(Disk()) as world:
+        client = Client()
+        for operation in (create(A), fb(A, 1, b"bad")):
+            await client.send(world.service, operation)
+        await until(lambda: any(model.seq == 1 for model in world.service.status().models))
+        go = threading.Event()
+        world.files.on_flush = lambda: go.wait(10)  # type: ignore[return-value]
+        assert isinstance(await world.service.outcome(f"{A}:1", 10), Pending)
+        sending = [asyncio.create_task(client.send(world.service, operation)) for operation in (fb(A, 2), optim(A, 3))]
+        await asyncio.sleep(0)
+        world.files.on_flush = None
+        go.set()
+        await asyncio.gather(*sending)
+        step = await client.ask(world.service, f"{A}:3")
+        assert isinstance(step, Failed)
+        assert "this step was sent before its failure was delivered" in step.error
+        assert isinstance(await client.ask(world.service, f"{A}:1"), Failed)
+        await client.play(world.service, [[fb(A, 4), optim(A, 5)]])
+        assert world.engine.models[A].applied == [5]
 
 
 async def test_a_refused_step_leaves_the_gradients() -> None:

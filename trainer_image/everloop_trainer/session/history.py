@@ -136,8 +136,7 @@ class History:
                 self._take_effect(entry, record)
             case Deliver():
                 entry = self._stream(record.stream, record.seq).entries[record.seq]
-                if entry.delivered is None:
-                    entry.delivered = position
+                entry.delivered = position  # the last: an earlier one came too late for its answer
             case Try():
                 entry = self._stream(record.stream, record.seq).entries[record.seq]
                 entry.tries = entry.tries.tried(position.incarnation)

@@ -180,6 +180,7 @@ class SessionService:
         if delivering is not None:
             await asyncio.wait({delivering}, timeout=DELIVERY_SECONDS)
             if not delivering.done():
+                entry.delivered = None  # this answer tells nothing: what is sent before the next is sent in ignorance
                 return self._pending(entry)
             delivering.result()
         await self._context.journal.check_fence()
