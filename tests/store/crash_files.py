@@ -31,7 +31,10 @@ class _Content:
 
 @dataclass
 class Disk:
-    """Files by path. Entries made by `create` are durable at once, as the real layer's are."""
+    """Files by path. Entries made by `create` are durable at once, as the real layer's are.
+
+    Threads add files while others look: who walks through `files` walks through a copy.
+    """
 
     files: dict[str, _Content] = field(default_factory=dict)
 
@@ -120,11 +123,11 @@ class CrashFiles:
 
     def exists(self, path: str) -> bool:
         self.check()
-        return path in self.disk.files or any(name.startswith(path + "/") for name in self.disk.files)
+        return path in self.disk.files or any(name.startswith(path + "/") for name in list(self.disk.files))
 
     def list(self, path: str) -> list[str]:
         self.check()
-        below = [name[len(path) + 1 :] for name in self.disk.files if name.startswith(path + "/")]
+        below = [name[len(path) + 1 :] for name in list(self.disk.files) if name.startswith(path + "/")]
         return sorted({name.partition("/")[0] for name in below})
 
     def sync(self, path: str) -> None:
@@ -139,7 +142,7 @@ class CrashFiles:
 
     def delete(self, path: str) -> None:
         with self.effect():
-            for name in [name for name in self.disk.files if name.startswith(path + "/")]:
+            for name in [name for name in list(self.disk.files) if name.startswith(path + "/")]:
                 del self.disk.files[name]
 
     def absolute(self, path: str) -> str:
