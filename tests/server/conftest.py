@@ -82,3 +82,19 @@ def stub(pod: Pod) -> Iterator[Stub]:
     """A stub gateway before `pod`, with chunks of two datums."""
     with serving(pod, new_ip(), {"fwdbwd_max_chunk_len": 2}) as stub:
         yield stub
+
+
+@pytest.fixture(scope="module")
+def own_pod(make_pod: Callable[..., Pod]) -> Pod:
+    """A pod of one file of tests, to be shot at."""
+    pod = make_pod()
+    pod.start()
+    pod.wait_until("Serving")
+    return pod
+
+
+@pytest.fixture(scope="module")
+def gateway(own_pod: Pod) -> Iterator[Stub]:
+    """A stub gateway before `own_pod`."""
+    with serving(own_pod, new_ip(), {}) as stub:
+        yield stub

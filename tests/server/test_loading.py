@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -29,22 +29,6 @@ class Saved:
     losses: list[float]
     path: str
     sampler_path: str
-
-
-@pytest.fixture(scope="module")
-def own_pod(make_pod: Callable[..., Pod]) -> Pod:
-    """A pod to be shot at."""
-    pod = make_pod()
-    pod.start()
-    pod.wait_until("Serving")
-    return pod
-
-
-@pytest.fixture(scope="module")
-def gateway(own_pod: Pod) -> Iterator[Stub]:
-    """A stub gateway before it."""
-    with serving(own_pod, new_ip(), {}) as stub:
-        yield stub
 
 
 @pytest.fixture(scope="module")

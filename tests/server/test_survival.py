@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,9 @@ from everloop_trainer.session.records import Record, Result, Try
 from everloop_trainer.store.epochs import newest_epoch
 from everloop_trainer.store.files import PosixFiles
 from everloop_trainer.store.sealed import records, seal
-from tests.server.pod import Pod, alive, eventually, kill_process, new_ip
+from tests.server.pod import Pod, alive, eventually, kill_process
 from tests.server.sdk import SdkProgram
-from tests.server.stub import Stub, serving
+from tests.server.stub import Stub
 
 STEPS = 8
 LOOP = {"seed": 17, "steps": STEPS, "sequences": 96, "length": 120}
@@ -129,22 +129,6 @@ def assert_equal_states(found: dict[str, np.ndarray[Any, Any]], expected: dict[s
         assert found[name].tobytes() == tensor.tobytes(), name
     moved = [np.abs(tensor).max() for name, tensor in found.items() if "lora_B" in name and name.startswith("weights/")]
     assert min(moved) > 1e-3, "the adapter is where it began"
-
-
-@pytest.fixture(scope="module")
-def own_pod(make_pod: Callable[..., Pod]) -> Pod:
-    """A pod to be shot at."""
-    pod = make_pod()
-    pod.start()
-    pod.wait_until("Serving")
-    return pod
-
-
-@pytest.fixture(scope="module")
-def gateway(own_pod: Pod) -> Iterator[Stub]:
-    """A stub gateway before it."""
-    with serving(own_pod, new_ip(), {}) as stub:
-        yield stub
 
 
 @pytest.fixture(scope="module")

@@ -114,8 +114,7 @@ def _create_model(body: Body) -> Arguments:
     lora = request.lora_config
     if lora is None:
         raise _ContentError("lora_config: required, only LoRA adapters are trained")
-    if request.optimizer_config.type != "adamw":
-        raise _ContentError(f"optimizer_config.type: {request.optimizer_config.type!r} is not served, only 'adamw'")
+    _refuse_other_optimizers(request.optimizer_config.type)
     if lora.seed is not None and not -_LARGEST <= lora.seed <= _LARGEST:
         raise _ContentError("lora_config.seed: must fit 64 bits")
     return CreateModel(
@@ -147,8 +146,8 @@ def _load_weights(body: Body, allowed: str | None) -> Arguments:
     request = _validated(schemas.LoadWeightsRequest, body)
     if request.path != allowed:
         raise _ContentError(f"path: {request.path[:LONGEST_PATH]!r} is no checkpoint that this API key may load")
-    if request.optimizer_config is not None and request.optimizer_config.type != "adamw":
-        raise _ContentError(f"optimizer_config.type: {request.optimizer_config.type!r} is not served, only 'adamw'")
+    if request.optimizer_config is not None:
+        _refuse_other_optimizers(request.optimizer_config.type)
     if request.weights_access_token is not None:
         raise _ContentError("weights_access_token: not served by this version")
     return LoadWeights(
@@ -157,6 +156,11 @@ def _load_weights(body: Body, allowed: str | None) -> Arguments:
         base_model=request.base_model,
         user_metadata=request.user_metadata,
     )
+
+
+def _refuse_other_optimizers(kind: str) -> None:
+    if kind != "adamw":
+        raise _ContentError(f"optimizer_config.type: {kind!r} is not served, only 'adamw'")
 
 
 def _save_weights(body: Body) -> Arguments:
