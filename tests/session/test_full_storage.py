@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from everloop_trainer.session.errors import StorageFailed
+from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
 from everloop_trainer.store.journal import JournalWriter
 from everloop_trainer.store.opening import open_store
@@ -19,12 +20,14 @@ from tests.session.world import (
     LOOP,
     TIME,
     A,
+    B,
     Client,
     Running,
     claimant,
     create,
     fb,
     freeze,
+    load,
     optim,
     running,
     save,
@@ -79,25 +82,39 @@ async def test_nothing_new_is_acknowledged_and_what_was_is_served(number: int, t
         assert world.service.status().models[0].step == 1
 
 
-@pytest.mark.parametrize("what", [save(A, 2, "kept"), freeze(A, 2, 0)], ids=["checkpoint", "sampler"])
-async def test_no_save_fails_because_the_storage_is_full(what: object) -> None:
-    """The engine cannot write the file: the client waits, and after the restart it is told of success only."""
-    disk, client = Disk(), Client()
+STORED = [save(A, 3, "kept"), freeze(A, 3, 0), load(A, 3, f"tinker://{A}/weights/first")]
 
-    def fill(_: object, op: str) -> None:
-        if op == "write":
-            files.refuse = errno.ENOSPC
 
-    files = CrashFiles(disk)
-    async with running(disk, files=files, hook=fill) as world:
-        await client.play(world.service, [[create(A)], [fb(A, 1, b"a1")]])
-        await client.send(world.service, what)  # type: ignore[arg-type]
-        await until(lambda: "No space left" in world.service.status().storage_error)
-        assert isinstance(await world.service.outcome(f"{A}:2", HELD), Pending)
-        files.refuse = None
-        await ended(world)
-    async with running(disk) as world:
-        assert isinstance(await client.ask(world.service, f"{A}:2"), Succeeded)
+@pytest.mark.parametrize("what", STORED, ids=["checkpoint", "sampler", "load"])
+async def test_nothing_fails_because_its_file_finds_no_space(what: Operation) -> None:
+    """The journal has room, a large file has none: it waits, however often it is tried, and others are told why."""
+    files, client, refused = CrashFiles(Disk()), Client(), 0
+    full, creating = False, files.create
+
+    def create_file(path: str, data: bytes) -> None:
+        nonlocal refused
+        if full and path.endswith("state.safetensors"):
+            refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        creating(path, data)
+
+    files.create = create_file  # type: ignore[method-assign]
+    async with running(files.disk, files=files, replay_budget=1e9) as world:
+        await client.play(world.service, [[create(A), create(B)], [fb(A, 1, b"a1")], [save(A, 2, "first")]])
+        full = True
+        for operation in (what, fb(B, 1, b"b1")):
+            await client.send(world.service, operation)
+        await until(lambda: refused > 20)
+        assert "No space left" in world.service.status().storage_error
+        for request in (what.request_id, f"{B}:1"):
+            waiting = await world.service.outcome(request, 0)
+            assert isinstance(waiting, Pending)
+            assert waiting.reason.startswith("the storage takes no writes, nothing is lost")
+        full = False
+        assert isinstance(await client.ask(world.service, what.request_id), Succeeded)
+        assert isinstance(await client.ask(world.service, f"{B}:1"), Succeeded)
+        assert world.service.status().storage_error == ""
+        assert len(world.source.engines) == 1
 
 
 async def test_storage_that_fills_at_each_write_of_a_loop() -> None:

@@ -152,6 +152,7 @@ async def running(
         monotonic=clock,
         now=now,
         fence_interval=fence_interval,
+        space_interval=0.005,
     )
     service = SessionService(config, store.journal, store.states, source, store.history)
     task = asyncio.create_task(service.run())

@@ -39,6 +39,7 @@ class SessionConfig:
         monotonic: a clock in seconds.
         now: wall-clock time as RFC 3339.
         draw_seed: seed of an operation that came without one.
+        space_interval: seconds between two tries to store something in storage that is full.
         fence_interval: seconds between readings of the fence while nothing else reads it.
     """
 
@@ -54,6 +55,7 @@ class SessionConfig:
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], str] = now
     draw_seed: Callable[[], int] = draw_seed
+    space_interval: float = 1.0
     fence_interval: float = 1.0
 
 
@@ -66,6 +68,8 @@ class Context:
     journal: Journal
     states: States
     ended: asyncio.Future[None]
+    full: str = ""
+    """Why the operation that runs now cannot be stored: the storage is full, over its quota or read-only."""
     replay_mismatches: int = 0
     broken: dict[str, str] = field(default_factory=dict)
     """Models that could not be brought back, and why: their operations wait for a person."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
+
+import structlog
 
 from everloop_trainer.session.admission import refuse_model, refuse_save
 from everloop_trainer.session.context import Context
@@ -44,6 +47,7 @@ SKIPPED = "skipped_no_gradients"
 """Metric of an optim_step that found no gradients and changed nothing."""
 
 Ending = tuple[Result, bytes]
+log = structlog.get_logger(__name__)
 
 
 class Execution:
@@ -60,14 +64,21 @@ class Execution:
             ConnectionError, EOFError: the engine was lost; the operation did not happen.
             Fenced, StorageFailed: this incarnation is over.
         """
+        context = self._context
         try:
-            return await self._run(engine, generation, entry)
-        except EngineRefused as refused:
-            if (
-                refused.out_of_space
-            ):  # nothing fails for that: whoever wants something stored waits until there is space
-                await self._context.journal.out_of_space(refused.error)
-            return self._failed(entry, refused.error, refused.category)
+            while True:
+                try:
+                    return await self._run(engine, generation, entry)
+                except EngineRefused as refused:
+                    if not refused.out_of_space:
+                        return self._failed(entry, refused.error, refused.category)
+                    if not context.full:
+                        log.error("no space for what is to be stored: waiting", operation=entry.request_id)
+                    context.full = refused.error
+                # Nothing fails for lack of space. Only the write itself tells whether there is enough for it.
+                await asyncio.sleep(context.config.space_interval)
+        finally:
+            context.full = ""
 
     def give_up(self, entry: Entry) -> Ending:
         """The result of an operation that no engine survives."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, NoReturn, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.records import Record
@@ -142,12 +142,6 @@ class Journal(Protocol):
 
     async def check_fence(self) -> None:
         """Read the fence: to be awaited before every effect that the outside sees."""
-
-    async def out_of_space(self, error: str) -> NoReturn:
-        """The storage is full, over its quota or read-only: hold everything until it is not, and only then fail.
-
-        Raises StorageFailed, so that a new incarnation goes on from what is durable.
-        """
 
     @property
     def trouble(self) -> str:

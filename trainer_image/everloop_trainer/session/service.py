@@ -198,7 +198,7 @@ class SessionService:
         before = sum(
             other.accepted < entry.accepted for stream in streams.values() for other in stream.pending.values()
         )
-        if trouble := self._context.journal.trouble:
+        if trouble := self._trouble():
             return Pending("paused_capacity", f"the storage takes no writes, nothing is lost: {trouble}", before)
         broken = self._context.broken.get(entry.stream)
         missing = streams[entry.stream].missing()
@@ -213,6 +213,10 @@ class SessionService:
         if self._runner.engine is None:
             return Pending("paused_capacity", "the training engine is being restored; nothing is lost", before)
         return Pending("active", f"{before} operations of this session were accepted before it", before)
+
+    def _trouble(self) -> str:
+        """Why nothing goes on just now for the storage's sake; empty if all is well."""
+        return self._context.journal.trouble or self._context.full
 
     def model(self, model_id: str) -> ModelInfo | None:
         """A model whose creation has succeeded."""
@@ -252,7 +256,7 @@ class SessionService:
             engine_restarts=max(0, runner.generation - 1),
             models=tuple(self._model_status(model) for model in context.history.models.values()),
             last_snapshot_time=runner.snapshots.last_time,
-            storage_error="; ".join(filter(None, [context.journal.trouble, *failures, *context.broken.values()])),
+            storage_error="; ".join(filter(None, [self._trouble(), *failures, *context.broken.values()])),
             replay_mismatches=context.replay_mismatches,
             recoveries=tuple(runner.recoveries),
         )

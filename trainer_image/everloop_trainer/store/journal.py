@@ -158,7 +158,10 @@ class JournalWriter:
                 return
 
     async def out_of_space(self, error: str) -> NoReturn:
-        """See session.ports.Journal."""
+        """Another write than the journal's found no space: hold everything until there is some, and only then fail.
+
+        Raises Fenced, or StorageFailed, so that a new incarnation goes on from what is durable.
+        """
         await self._wait_for_space(error, 0)
         self._fail(StorageFailed(error), [])
         assert self._failure is not None, "set a line above"
