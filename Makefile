@@ -55,6 +55,11 @@ bench: ## measure cost and recovery; a table, build/bench.json, build/bench.png;
 	@$(bootstrap) ensure test
 	@$(in_tests) python -m tests.bench $(if $(ONLY),--only $(ONLY))
 
+.PHONY: acceptance
+acceptance: ## kill every victim in every moment, and outlast 12 minutes without a node; SEED=..., VICTIMS=..., MOMENTS=...
+	@$(bootstrap) ensure test
+	@$(in_tests) python -m tests.acceptance $(if $(SEED),--seed $(SEED)) $(if $(VICTIMS),--victims $(VICTIMS)) $(if $(MOMENTS),--moments $(MOMENTS))
+
 .PHONY: lint
 lint: ## formatting, linting, types, import rules
 	@$(in_tests) ruff format --check

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ class Session:
     namespace: str
     url: str
     key: str
+    name: str = NAME
 
     @property
     def lineage_root(self) -> Path:
         """Where it keeps its journal and checkpoints on the shared volume."""
-        return self.cluster.shared / "training" / self.namespace / NAME
+        return self.cluster.shared / "training" / self.namespace / self.name
 
     def journal(self) -> list[dict[str, Any]]:
         """Every record of its history so far."""
@@ -38,13 +40,13 @@ class Session:
 
     def status(self) -> dict[str, Any]:
         """Its status as the API server has it. Raises RuntimeError if that does not answer."""
-        status: dict[str, Any] = self.tools.get("-n", self.namespace, "tsess", NAME).get("status", {})
+        status: dict[str, Any] = self.tools.get("-n", self.namespace, "tsess", self.name).get("status", {})
         return status
 
     def wait_serving(self) -> None:
         """Wait as a user would. Raises RuntimeError after 180 s."""
         self.tools.kube(
-            "-n", self.namespace, "wait", "--for=condition=Serving", f"tsess/{NAME}", "--timeout=180s", seconds=200
+            "-n", self.namespace, "wait", "--for=condition=Serving", f"tsess/{self.name}", "--timeout=180s", seconds=200
         )
 
     def pids(self, pod: str) -> list[int]:
@@ -57,7 +59,13 @@ class Session:
 
 
 def raise_session(
-    cluster: Cluster, ready: stage.Ready, *, namespace: str, nodes: int, say: Callable[[str], None]
+    cluster: Cluster,
+    ready: stage.Ready,
+    *,
+    namespace: str,
+    nodes: int,
+    say: Callable[[str], None],
+    spec: Mapping[str, Any] | None = None,
 ) -> Session:
     """Start the cluster, install the chart, make a tenant, apply the TrainingSession and wait until it serves.
 
@@ -67,6 +75,7 @@ def raise_session(
         namespace: the tenant's.
         nodes: of the cluster, each with four pretend GPUs.
         say: told of each step before it is taken.
+        spec: fields of the TrainingSession's spec that are to differ from the example's.
 
     Raises:
         RuntimeError: a command failed; the message has what it wrote.
@@ -84,6 +93,8 @@ def raise_session(
     key = install.make_tenant(tools, namespace, training=training, models=ready.model.parent)
     session = Session(cluster, tools, namespace, install.gateway_url(tools), key)
     say("kubectl apply -f examples/trainingsession.yaml")
-    tools.kube("-n", namespace, "apply", "-f", str(MANIFEST))
+    changes = json.dumps({"spec": dict(spec or {})})
+    patch = ("--local", "-f", str(MANIFEST), "--type=merge", "-p", changes, "-o", "json")
+    tools.kube("-n", namespace, "apply", "-f", "-", stdin=tools.kube("patch", *patch))
     session.wait_serving()
     return session

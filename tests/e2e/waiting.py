@@ -9,8 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(fact: Callable[[], T | None], what: str, seconds: float = 60.0) -> T:
-    """The first value of ``fact`` that is neither None nor False.
+def eventually(fact: Callable[[], T | None], what: str, seconds: float = 60.0, pause: float = 0.1) -> T:
+    """The first value of ``fact`` that is neither None nor False; it is asked every ``pause`` seconds.
 
     Raises:
         TimeoutError: none came within ``seconds``.
@@ -20,5 +20,5 @@ def eventually(fact: Callable[[], T | None], what: str, seconds: float = 60.0) -
         value = fact()
         if value is not None and value is not False:
             return value
-        time.sleep(0.1)
+        time.sleep(pause)
     raise TimeoutError(f"{what}: not within {seconds:.0f} s")

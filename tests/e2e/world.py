@@ -19,6 +19,11 @@ from devcluster.cluster import Cluster
 from tests.prepared import client_python, prepared
 
 NAMESPACE = "team-e2e"
+SPEC = {
+    "adapters": {"maxModels": 1000},
+    "recovery": {"infrastructure": {"maxAttempts": 100, "windowSeconds": 60}, "avoidSeconds": 30},
+}
+"""Loops make models in each of their rounds, and there are fewer nodes than there are losses of one."""
 CLIENTS = Path(__file__).parent / "clients"
 
 
@@ -83,7 +88,7 @@ def installed(nodes: int, root: Path | None = None) -> Iterator[Everloop]:
     root.chmod(0o755)
     cluster = Cluster(root)
     try:
-        session = raise_session(cluster, prepared(), namespace=NAMESPACE, nodes=nodes, say=print)
+        session = raise_session(cluster, prepared(), namespace=NAMESPACE, nodes=nodes, say=print, spec=SPEC)
         directory = root / "clients"
         directory.mkdir()
         yield Everloop(session, directory)

@@ -1,0 +1,43 @@
+"""``make acceptance``: the whole kill matrix and, beside it on a cluster of its own, twelve minutes without a node."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.soak.interrupt import end_like_ctrl_c
+
+BUILD = Path(__file__).resolve().parents[2] / "build"
+
+
+def main() -> int:
+    """Run both; the exit status is 0 only if both are well."""
+    parser = argparse.ArgumentParser(prog="make acceptance", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    arguments, matrix_arguments = parser.parse_known_args()
+    BUILD.mkdir(exist_ok=True)
+    log = BUILD / "outage.log"
+    module, seed = [sys.executable, "-m"], ["--seed", str(arguments.seed)]
+    print(f"seed {arguments.seed}; the outage's progress is in {log}", flush=True)
+    with log.open("w") as file:
+        outage = subprocess.Popen([*module, "tests.soak.outage", *seed], stdout=file, stderr=file)
+        matrix = subprocess.Popen([*module, "tests.matrix", *seed, *matrix_arguments])
+        try:
+            ended = {"matrix": matrix.wait(), "outage": outage.wait()}
+        finally:
+            for process in (matrix, outage):  # each takes its own cluster down
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+                process.wait()
+    print(log.read_text())
+    print(*(f"{name}: {'as it should be' if code == 0 else f'FAILED ({code})'}" for name, code in ended.items()))
+    return 1 if any(ended.values()) else 0
+
+
+if __name__ == "__main__":
+    end_like_ctrl_c()
+    sys.exit(main())
