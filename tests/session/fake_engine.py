@@ -13,13 +13,15 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.ports import FrozenWeights, Lora, Parts, Written
 from everloop_trainer.store.space import is_full
-from tests.store.crash_files import CrashFiles
+
+if TYPE_CHECKING:
+    from tests.session.world import ProcessFiles
 
 PRIME = (1 << 61) - 1
 PREFIX = "/disk/"
@@ -76,7 +78,7 @@ def sampled(content: bytes, sample: Sample) -> bytes:
 class FakeEngine:
     """session.ports.Engine. `hook` is called before and in the middle of each call and may kill it."""
 
-    def __init__(self, files: CrashFiles, hook: Callable[[FakeEngine, str], None] | None = None) -> None:
+    def __init__(self, files: ProcessFiles, hook: Callable[[FakeEngine, str], None] | None = None) -> None:
         self._files = files
         self._hook = hook
         self.pid = next(PIDS)
@@ -180,7 +182,7 @@ class FakeEngine:
 
     def _store(self, path: str, data: bytes) -> Written:
         try:
-            self._files.create(path.removeprefix(PREFIX), data)
+            self._files.write_state(path, data)
         except OSError as error:
             if is_full(error.errno):
                 raise EngineRefused(str(error), "server", out_of_space=True) from error
@@ -215,7 +217,7 @@ class FakeEngine:
 class FakeSource:
     """Engines, one after another; `hook` goes into each. `available` unset means that none can be had."""
 
-    files: CrashFiles
+    files: ProcessFiles
     hook: Callable[[FakeEngine, str], None] | None = None
     engines: list[FakeEngine] = field(default_factory=list)
     available: bool = True

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.operations import (
@@ -22,6 +23,7 @@ from everloop_trainer.session.operations import (
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
 from everloop_trainer.session.service import SessionConfig, SessionService
 from everloop_trainer.session.status import BaseModel
+from everloop_trainer.store.files import Files
 from everloop_trainer.store.journal import JournalWriter
 from everloop_trainer.store.opening import Claimant, OpenedStore, open_store
 from tests.session.fake_engine import FakeEngine, FakeSource
@@ -83,11 +85,28 @@ class Clock:
         return self.now
 
 
+class ProcessFiles(Files, Protocol):
+    """The file layer of one process that can be killed, and of its engine."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether it was killed."""
+
+    def kill(self) -> None:
+        """End the process."""
+
+    def write_state(self, path: str, data: bytes) -> None:
+        """Write a state file as an engine does; the path is absolute."""
+
+
+F = TypeVar("F", bound=ProcessFiles)
+
+
 @dataclass
-class Running:
+class Serving(Generic[F]):
     """One incarnation that serves."""
 
-    files: CrashFiles
+    files: F
     store: OpenedStore
     service: SessionService
     source: FakeSource
@@ -108,6 +127,9 @@ class Running:
             return status.state == "Serving" and not any(model.pending for model in status.models)
 
         await until(done)
+
+
+Running = Serving[CrashFiles]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -134,8 +156,39 @@ async def running(
     checkpoint_every: float = 0.0,
     checkpoint_keep: int = 2,
 ) -> AsyncIterator[Running]:
+    """A started incarnation over a disk in memory; see `running_on`."""
+    async with running_on(
+        files or CrashFiles(disk),
+        attempt=attempt,
+        pod=pod,
+        replay_budget=replay_budget,
+        hook=hook,
+        max_models=max_models,
+        max_rank=max_rank,
+        available=available,
+        fence_interval=fence_interval,
+        now=now,
+        checkpoint_every=checkpoint_every,
+    ) as world:
+        yield world
+
+
+@asynccontextmanager
+async def running_on(
+    files: F,
+    *,
+    attempt: int = 1,
+    pod: str = "pod-1",
+    replay_budget: float = 0.0,
+    hook: Callable[[FakeEngine, str], None] | None = None,
+    max_models: int = 4,
+    max_rank: int = 64,
+    available: bool = True,
+    fence_interval: float = 0.01,
+    now: Callable[[], str] = lambda: TIME,
+    checkpoint_every: float = 0.0,
+) -> AsyncIterator[Serving[F]]:
     """A started incarnation; leaving the block kills its process."""
-    files = files or CrashFiles(disk)
     clock = Clock()
     store = await open_store(files, claimant(attempt, pod), TIME, probe_interval=0.005)
     source = FakeSource(files, hook, available=available)
@@ -157,7 +210,7 @@ async def running(
     service = SessionService(config, store.journal, store.states, source, store.history)
     task = asyncio.create_task(service.run())
     try:
-        yield Running(files, store, service, source, task, clock)
+        yield Serving(files, store, service, source, task, clock)
     finally:
         files.kill()
         await stop(task, store.journal)

@@ -132,6 +132,8 @@ class CrashFiles:
 
     def sync(self, path: str) -> None:
         with self.effect():
+            if path not in self.disk.files:
+                raise FileNotFoundError(path)
             content = self.disk.files[path]
             content.flushed = content.written
 
@@ -147,6 +149,10 @@ class CrashFiles:
 
     def absolute(self, path: str) -> str:
         return "/disk/" + path
+
+    def write_state(self, path: str, data: bytes) -> None:
+        """As an engine of this process does."""
+        self.create(path.removeprefix("/disk/"), data)
 
 
 class _Effect:

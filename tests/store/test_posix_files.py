@@ -86,17 +86,6 @@ def test_append_flushes_by_fdatasync(tmp_path: Path, monkeypatch: pytest.MonkeyP
         files.open_append("journal/1.log")
 
 
-def test_sync_is_an_fsync_of_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process left in memory is on disk before it is counted."""
-    (tmp_path / "left").write_bytes(b"unflushed")
-    synced: list[str] = []
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-    )
-    PosixFiles(tmp_path).sync("left")
-    assert synced == [str(tmp_path / "left")]
-
-
 def test_absence_is_told_from_failure(tmp_path: Path) -> None:
     """Only "no such file" means absent: a fence that cannot be read raises."""
     files = PosixFiles(tmp_path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,10 +19,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from typing_extensions import Buffer
 
+from everloop_trainer.durable import write_file
 from everloop_trainer.engine.errors import StateError
 from everloop_trainer.engine.lora import Entry, LoraSpec
 
 FORMAT = "1"
+FILE_MODE = 0o600
 Parts = Literal["all", "weights"]
 Vector = NDArray[np.float32]
 _REQUIRED: dict[Parts, tuple[str, ...]] = {
@@ -56,24 +57,7 @@ def write_state(path: Path, state: StateFile) -> Written:
 
     Raises FileExistsError if there is such a file, and OSError if storage fails; no partial file is left behind.
     """
-    make_directories(path.parent)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        digest = hashlib.sha256()
-        size = 0
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            for part in _parts(state):
-                view = memoryview(part).cast("B")
-                digest.update(view)
-                size += len(view)
-                while view:
-                    view = view[file.write(view) :]
-            os.fsync(file.fileno())
-        _sync_directory(path.parent)
-    except BaseException:
-        path.unlink()
-        raise
-    return Written(digest.hexdigest(), size)
+    return Written(*write_file(path, _parts(state), FILE_MODE))
 
 
 def read_lora(path: Path) -> LoraSpec:
@@ -107,15 +91,6 @@ def file_sha256(path: Path) -> str:
     """Hash a file without reading it into memory at once. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def make_directories(directory: Path) -> None:
-    """Create `directory` and its parents; each new name is flushed, so that it outlives the machine."""
-    if directory.is_dir():
-        return
-    make_directories(directory.parent)
-    directory.mkdir(exist_ok=True)
-    _sync_directory(directory.parent)
 
 
 def _parts(state: StateFile) -> Iterator[Buffer]:
@@ -174,11 +149,3 @@ def _groups(path: Path, names: set[str], entries: Sequence[Entry], parts: Parts)
         first = f"lacks {missing[0]}" if missing else f"holds {extra[0]}, which this adapter has not"
         raise StateError(f"{path}: {first}")
     return groups
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,10 +12,11 @@ import shutil
 from pathlib import Path
 from typing import IO, Protocol
 
+from everloop_trainer.durable import Directories, sync_directory, write_all
+
 COPY_BYTES = 1 << 20
 TEMPORARY = ".tmp-"
 FILE_MODE = 0o640
-DIRECTORY_MODE = 0o750
 
 
 class AppendFile(Protocol):
@@ -50,7 +51,7 @@ class Files(Protocol):
         """Sorted names in a directory; none if it does not exist."""
 
     def sync(self, path: str) -> None:
-        """Make what can be read of a file durable, whoever wrote it."""
+        """Make what can be read of a file durable, and its name, whoever wrote it."""
 
     def sha256(self, path: str) -> tuple[str, int]:
         """Hash and size in bytes of a file."""
@@ -67,33 +68,34 @@ class PosixFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._directories = Directories()
 
     def create(self, path: str, data: bytes) -> None:
         """See Files: temporary file, fsync, link(2), fsync of the directory."""
         target = self._root / path
-        self._make_directory(target.parent)
+        self._directories.make(target.parent)
         temporary = target.parent / (TEMPORARY + secrets.token_hex(8))
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             try:
-                _write_all(descriptor, data)
+                write_all(descriptor, data)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
             os.link(temporary, target)
         finally:
             temporary.unlink()
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
 
     def open_append(self, path: str) -> AppendFile:
         """See Files."""
         target = self._root / path
-        self._make_directory(target.parent)
+        self._directories.make(target.parent)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(target, flags, FILE_MODE)
         try:
             os.fsync(descriptor)
-            _sync_directory(target.parent)
+            sync_directory(target.parent)
         except OSError:
             os.close(descriptor)
             raise
@@ -121,11 +123,14 @@ class PosixFiles:
 
     def sync(self, path: str) -> None:
         """See Files."""
-        descriptor = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC)
+        target = self._root / path
+        descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        self._directories.make(target.parent)
+        sync_directory(target.parent)
 
     def sha256(self, path: str) -> tuple[str, int]:
         """See Files."""
@@ -143,23 +148,11 @@ class PosixFiles:
             shutil.rmtree(self._root / path)
         except FileNotFoundError:
             return
+        self._directories.forget(self._root / path)
 
     def absolute(self, path: str) -> str:
         """See Files."""
         return str((self._root / path).absolute())
-
-    def _make_directory(self, directory: Path) -> None:
-        """Make a directory and its missing parents, each durable in the one above it."""
-        missing = []
-        while not directory.is_dir():
-            missing.append(directory)
-            directory = directory.parent
-        for new in reversed(missing):
-            try:
-                new.mkdir(DIRECTORY_MODE)
-            except FileExistsError:
-                pass  # made by another incarnation at the same moment; its parent is synced all the same
-            _sync_directory(new.parent)
 
 
 class _PosixAppendFile:
@@ -167,24 +160,10 @@ class _PosixAppendFile:
         self._descriptor = descriptor
 
     def append(self, data: bytes) -> None:
-        _write_all(self._descriptor, data)
+        write_all(self._descriptor, data)
 
     def flush(self) -> None:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -147,14 +147,21 @@ class StoredStates:
                 continue
             path = f"{directory}/{key}/{layout.MANIFEST}"
             try:
-                with self._files.open_read(path) as file:
-                    content = file.read()
+                manifest = self._read(path, key)
+                if manifest is None or manifest.model != model or not self._journal.counts(manifest.stands_on):
+                    continue
+                if _writer(key) != self._journal.number:
+                    # Its writer may have been killed before the flush: count it, but let it not vanish.
+                    self._files.sync(path)
             except FileNotFoundError:  # not written yet, or deleted this moment: an older engine's last snapshot came
                 continue
-            manifest = _from_json(content, key, path)
-            if manifest is not None and manifest.model == model and self._journal.counts(manifest.stands_on):
-                counting.append(manifest)
+            counting.append(manifest)
         return counting
+
+    def _read(self, path: str, key: str) -> Manifest | None:
+        with self._files.open_read(path) as file:
+            content = file.read()
+        return _from_json(content, key, path)
 
     async def _io(self, work: Callable[[], T]) -> T:
         try:
