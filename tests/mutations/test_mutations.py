@@ -1,12 +1,14 @@
-"""Every flush and every reading of the fence is needed: without it, the named test goes red.
+"""Every flush, every reading of the fence and every refusal after it is needed: without it, a test goes red.
 
-The call sites are found in the sources, so that a new one without a test of its own is noticed too.
+The sites are found in the sources, so that a new one without a test of its own is noticed too.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,36 +16,63 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TRAINER = Path("trainer_image/everloop_trainer")
-GUARDS = frozenset({"fsync", "fdatasync", "_sync_directory", "flush", "sync", "read_fence", "check_fence"})
+SEARCHED = ("durable.py", "store/*.py", "session/*.py", "engine/*.py", "server/*.py")
+GUARDS = frozenset(
+    {"fsync", "fdatasync", "sync_directory", "make", "flush", "sync", "read_fence", "check_fence", "still_ours"}
+)
+"""Functions that make something durable, or read the fence."""
+TEXT = re.compile(r"\(f'|\(\{")
+"""Where what is said to people begins."""
+REFUSALS = frozenset({"Fenced", "Closed", "_failure", "closed_response", "MISDIRECTED"})
+"""What is raised or answered by who is fenced off."""
 
-POSIX = "tests/store/test_posix_files.py::"
-CREATE = POSIX + "test_create_syncs_data_before_the_name_and_the_name_before_returning"
-DIRECTORIES = POSIX + "test_new_directories_are_synced_into_their_parents"
+POWER = "tests/store/test_power_loss.py::"
+WRITTEN = POWER + "test_what_was_written_is_there"
+LEFT = POWER + "test_what_a_killed_process_left_is_made_durable"
+JOURNAL = "tests/store/test_journal.py::"
 FENCE = "tests/session/test_fence.py::"
+SERVER = "tests/server/test_fence.py::"
 NOTICED = {
     # flushes
-    "store/files.py PosixFiles.create: os.fsync(descriptor)": CREATE,
-    "store/files.py PosixFiles.create: _sync_directory(target.parent)": CREATE,
-    "store/files.py PosixFiles.open_append: os.fsync(descriptor)": DIRECTORIES,
-    "store/files.py PosixFiles.open_append: _sync_directory(target.parent)": DIRECTORIES,
-    "store/files.py PosixFiles.sync: os.fsync(descriptor)": POSIX + "test_sync_is_an_fsync_of_that_file",
-    "store/files.py PosixFiles._make_directory: _sync_directory(new.parent)": DIRECTORIES,
-    "store/files.py _PosixAppendFile.flush: os.fdatasync(self._descriptor)": POSIX + "test_append_flushes_by_fdatasync",
-    "store/files.py _sync_directory: os.fsync(descriptor)": DIRECTORIES,
+    "durable.py Directories.make: self.make(directory.parent)": WRITTEN,
+    "durable.py Directories.make: sync_directory(directory.parent)": (
+        POWER + "test_what_was_written_beside_a_killed_process_is_there"
+    ),
+    "durable.py sync_directory: os.fsync(descriptor)": WRITTEN,
+    "durable.py write_file: Directories().make(path.parent)": WRITTEN + "[state]",
+    "durable.py write_file: os.fsync(descriptor)": WRITTEN + "[state]",
+    "durable.py write_file: sync_directory(path.parent)": WRITTEN + "[state]",
+    "store/files.py PosixFiles.create: self._directories.make(target.parent)": WRITTEN + "[create]",
+    "store/files.py PosixFiles.create: os.fsync(descriptor)": POWER + "test_a_created_file_is_whole_or_not_there",
+    "store/files.py PosixFiles.create: sync_directory(target.parent)": WRITTEN + "[create]",
+    "store/files.py PosixFiles.open_append: self._directories.make(target.parent)": WRITTEN + "[append]",
+    "store/files.py PosixFiles.open_append: os.fsync(descriptor)": (
+        "tests/store/test_posix_files.py::test_new_directories_are_synced_into_their_parents"
+    ),
+    "store/files.py PosixFiles.open_append: sync_directory(target.parent)": WRITTEN + "[new journal]",
+    "store/files.py PosixFiles.sync: os.fsync(descriptor)": LEFT,
+    "store/files.py PosixFiles.sync: sync_directory(target.parent)": LEFT,
+    "store/files.py _PosixAppendFile.flush: os.fdatasync(self._descriptor)": WRITTEN + "[append]",
     "store/journal.py JournalWriter._write: self._file.flush()": (
-        "tests/session/test_crash_matrix.py::test_power_loss_that_leaves_holes"
+        JOURNAL + "test_an_acknowledged_record_outlasts_power_loss"
     ),
     "store/sealed.py _seal_tail: files.sync(path)": (
         "tests/store/test_sealed.py::test_what_a_killed_process_left_unflushed_is_made_durable_before_it_is_sealed"
     ),
+    "store/states.py StoredStates._counting: self._files.sync(path)": (
+        "tests/session/test_power_loss.py::test_what_a_killed_process_left_is_not_taken_for_flushed[loop]"
+    ),
     # the fence, before each outside effect
+    "store/epochs.py next_incarnation: raise Fenced": "tests/store/test_epochs.py::test_claim_rule",
+    "store/epochs.py read_fence: raise Fenced": "tests/store/test_epochs.py::test_the_fence_is_the_next_epoch",
     "store/journal.py JournalWriter._write: read_fence(self._files, self._number)": (
-        "tests/store/test_journal.py::test_the_fence_is_read_after_the_flush"
+        JOURNAL + "test_the_fence_is_read_after_the_flush"
     ),
     "store/journal.py JournalWriter.check_fence: await asyncio.to_thread(read_fence, self._files, self._number)": (
         FENCE + "test_a_zombie_delivers_no_result"
@@ -69,30 +98,60 @@ NOTICED = {
     "session/service.py SessionService._watch: await self._context.journal.check_fence()": (
         FENCE + "test_an_idle_zombie_ends"
     ),
+    "session/service.py SessionService.still_ours: await self._context.journal.check_fence()": (
+        SERVER + "test_a_zombie_answers_nothing[runs]"
+    ),
+    "server/app.py _Routes._runs: await self._gate.call(service.still_ours())": (
+        SERVER + "test_a_zombie_answers_nothing[no checkpoint]"
+    ),
+    "server/app.py _Routes.get_info: await self._gate.call(service.still_ours())": (
+        SERVER + "test_a_zombie_answers_nothing[no model]"
+    ),
+    # what follows from it, or from a flush that failed
+    "store/journal.py JournalWriter._enqueue: raise self._failure": JOURNAL + "test_a_failed_flush_is_final",
+    "store/journal.py JournalWriter.check_fence: raise self._failure": JOURNAL + "test_a_failed_flush_is_final",
+    "store/journal.py JournalWriter.out_of_space: raise self._failure": (
+        JOURNAL + "test_who_finds_the_storage_full_goes_no_further"
+    ),
+    "server/gate.py Gate.service: raise Closed": SERVER + "test_a_call_that_began_before_the_end_is_not_taken_in",
+    "server/gate.py Gate.call: raise Closed from reason": SERVER + "test_a_zombie_answers_nothing[an operation]",
+    "server/gate.py Gate.poll: raise Closed": SERVER + "test_an_open_poll_ends_with_the_server",
+    "server/gate.py Gate.closed_response: return JSONResponse": SERVER + "test_a_zombie_answers_nothing[a result]",
+    "server/gate.py Gate.refusal: return JSONResponse": SERVER + "test_a_call_for_another_pod_is_not_answered",
+    "server/gate.py Gate.refusal: return self.closed_response()": SERVER + "test_who_has_ended_judges_no_content",
 }
-"""By call site: the test, or the file of tests, that goes red without it."""
+"""By guard: the test, or the file of tests, that goes red without it."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One guard: a statement of one line in a file of the trainer."""
+    """One guard: a statement in a file of the trainer, from its first line to its last."""
 
     file: str
-    line: int
-    name: str
+    first: int
+    last: int
 
 
-def _calls_guard(statement: ast.Expr) -> bool:
-    names = [node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)]
-    names += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
-    return not GUARDS.isdisjoint(names)
+def _names(node: ast.AST) -> set[str]:
+    names = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    return names | {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
-def _statements(body: list[ast.stmt], within: str = "") -> Iterator[tuple[str, ast.Expr]]:
+def _keywords(node: ast.AST) -> list[ast.keyword]:
+    return [each for each in ast.walk(node) if isinstance(each, ast.keyword)]
+
+
+def _is_guard(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr):
+        return not GUARDS.isdisjoint(_names(statement))
+    if isinstance(statement, ast.Return) and "routes" in {word.arg for word in _keywords(statement)}:
+        return False  # the table of routes names all there is
+    return isinstance(statement, ast.Raise | ast.Return) and not REFUSALS.isdisjoint(_names(statement))
+
+
+def _statements(body: list[ast.stmt], within: str = "") -> Iterator[tuple[str, ast.stmt]]:
     for node in body:
-        if isinstance(node, ast.Expr):
-            yield within, node
-            continue
+        yield within, node
         inner = within
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             inner = f"{within}.{node.name}".lstrip(".")
@@ -102,21 +161,20 @@ def _statements(body: list[ast.stmt], within: str = "") -> Iterator[tuple[str, a
 
 
 def sites() -> dict[str, Site]:
-    """Every guard of store and session, by its name in the table."""
+    """Every guard of the trainer, by its name in the table."""
     found: dict[str, Site] = {}
-    for path in sorted((ROOT / TRAINER).glob("s[te]*/*.py")):
-        file = f"{path.parent.name}/{path.name}"
-        if path.parent.name not in ("store", "session"):
-            continue
+    trainer = ROOT / TRAINER
+    for path in sorted(path for pattern in SEARCHED for path in trainer.glob(pattern)):
+        file = path.relative_to(trainer).as_posix()
         seen: Counter[str] = Counter()
         for within, statement in _statements(ast.parse(path.read_text()).body):
-            if not _calls_guard(statement):
+            if not _is_guard(statement):
                 continue
-            name = f"{file} {within}: {ast.unparse(statement)}"
+            name = f"{file} {within}: {TEXT.split(ast.unparse(statement))[0]}"
             seen[name] += 1
-            assert statement.lineno == statement.end_lineno, f"{name}: a guard of several lines cannot be cut out"
             name = name if seen[name] == 1 else f"{name} #{seen[name]}"
-            found[name] = Site(file, statement.lineno, name)
+            assert statement.end_lineno is not None
+            found[name] = Site(file, statement.lineno, statement.end_lineno)
     return found
 
 
@@ -124,50 +182,79 @@ SITES = sites()
 
 
 def test_the_table_names_every_guard() -> None:
-    """A flush or a reading of the fence that is new, moved or gone has to be entered."""
+    """A flush, a reading of the fence or a refusal that is new, moved or gone has to be entered."""
     assert sorted(NOTICED) == sorted(SITES)
 
 
+class Copy:
+    """A copy of the trainer and of its tests that a test may spoil, and a process that runs pytest on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / TRAINER, root / TRAINER, ignore=ignored)
+        for name in ("store", "session", "server"):
+            shutil.copytree(ROOT / "tests" / name, root / "tests" / name, ignore=ignored)
+        for name in ("pyproject.toml", "tests/conftest.py", "tests/prepared.py"):
+            shutil.copy(ROOT / name, root / name)
+        for name in ("operator", "bootstrap", "devcluster"):
+            (root / name).symlink_to(ROOT / name)
+        self.process = subprocess.Popen(
+            [sys.executable, ROOT / "tests/mutations/forks.py"],
+            cwd=root,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *tests: str) -> tuple[int, str]:
+        """Run tests until the first goes red; the exit code of pytest, and the end of what it said."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--show-capture=no"]
+        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that were imported before the fork
+        self.process.stdin.write(json.dumps([*options, *tests]) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer["code"], answer["output"][-3000:]
+
+    def end(self) -> None:
+        """Let the process end."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the trainer and of the tests of store and session, that a test may spoil."""
-    root = tmp_path_factory.mktemp("mutant")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / TRAINER, root / TRAINER, ignore=ignored)
-    for name in ("store", "session"):
-        shutil.copytree(ROOT / "tests" / name, root / "tests" / name, ignore=ignored)
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/prepared.py"):
-        shutil.copy(ROOT / name, root / name)
-    (root / "operator").symlink_to(ROOT / "operator")
-    (root / "bootstrap").symlink_to(ROOT / "bootstrap")
-    return root
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
+    """One for all tests of this file."""
+    made = Copy(tmp_path_factory.mktemp("mutant"))
+    yield made
+    made.end()
 
 
-def run(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    """Run tests of the copy until the first goes red."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *tests]
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-
-def test_the_named_tests_pass_while_nothing_is_missing(copy: Path) -> None:
+def test_the_named_tests_pass_while_nothing_is_missing(copy: Copy) -> None:
     """Red below means the missing guard, and nothing else."""
-    ended = run(copy, *sorted(set(NOTICED.values())))
-    assert ended.returncode == 0, ended.stdout[-3000:]
+    code, output = copy.run(*sorted(set(NOTICED.values())))
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("name", sorted(NOTICED))
-def test_a_missing_guard_is_noticed(copy: Path, name: str) -> None:
+def test_a_missing_guard_is_noticed(copy: Copy, name: str) -> None:
     """Cut one guard out, and the test that the table names goes red."""
     site = SITES[name]
-    path = copy / TRAINER / site.file
+    path = copy.root / TRAINER / site.file
     whole = path.read_text()
     lines = whole.splitlines(keepends=True)
-    line = lines[site.line - 1]
-    lines[site.line - 1] = line[: len(line) - len(line.lstrip())] + "pass\n"
+    first = lines[site.first - 1]
+    lines[site.first - 1 : site.last] = [first[: len(first) - len(first.lstrip())] + "pass\n"]
     path.write_text("".join(lines))
     try:
-        ended = run(copy, NOTICED[name])
+        code, output = copy.run(NOTICED[name])
     finally:
         path.write_text(whole)
-    assert ended.returncode == 1, f"nothing went red without {name}\n{ended.stdout[-2000:]}"
+    assert code == 1, f"nothing went red without {name}\n{output}"
+    assert "\nFAILED tests/" in output, output

@@ -169,6 +169,7 @@ async def running(
         fence_interval=fence_interval,
         now=now,
         checkpoint_every=checkpoint_every,
+        checkpoint_keep=checkpoint_keep,
     ) as world:
         yield world
 
@@ -187,6 +188,7 @@ async def running_on(
     fence_interval: float = 0.01,
     now: Callable[[], str] = lambda: TIME,
     checkpoint_every: float = 0.0,
+    checkpoint_keep: int = 2,
 ) -> AsyncIterator[Serving[F]]:
     """A started incarnation; leaving the block kills its process."""
     clock = Clock()

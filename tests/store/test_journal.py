@@ -143,6 +143,14 @@ async def test_any_other_failure_is_final_too() -> None:
             journal.append(accept(2))
 
 
+async def test_who_finds_the_storage_full_goes_no_further() -> None:
+    """Once there is space again the incarnation ends, for whoever had waited for it too."""
+    store = await open_store(CrashFiles(Disk()), claimant(), TIME, probe_interval=0.001)
+    with pytest.raises(StorageFailed, match="No space left"):
+        await store.journal.out_of_space("No space left")
+    await store.journal.close()
+
+
 async def test_the_fence_is_read_after_the_flush() -> None:
     """A newer incarnation that claims while we flush may have read the journal before: no acknowledgement."""
     disk = Disk()

@@ -126,33 +126,42 @@ class _Routes:
                 raise HTTPException(410, f"request_id: {asked.request_id!r} was never accepted here")
 
     async def training_runs(self, _request: Request) -> Response:
-        return JSONResponse({"training_runs": [listings.run_body(run) for run in self._gate.service.runs()]})
+        return JSONResponse({"training_runs": [listings.run_body(run) for run in await self._runs()]})
 
     async def training_run(self, request: Request) -> Response:
-        return JSONResponse(listings.run_body(self._run(request.path_params["run"])))
+        return JSONResponse(listings.run_body(await self._run(request.path_params["run"])))
 
     async def run_checkpoints(self, request: Request) -> Response:
-        return JSONResponse(listings.checkpoints_body([self._run(request.path_params["run"])]))
+        return JSONResponse(listings.checkpoints_body([await self._run(request.path_params["run"])]))
 
     async def checkpoints(self, _request: Request) -> Response:
-        return JSONResponse(listings.checkpoints_body(self._gate.service.runs()))
+        return JSONResponse(listings.checkpoints_body(await self._runs()))
 
     async def weights_info(self, request: Request) -> Response:
         path = _fields(schemas.WeightsInfoRequest, await read_json_object(request)).tinker_path
-        for run in self._gate.service.runs():
+        for run in await self._runs():
             if any(checkpoint.path == path for checkpoint in run.checkpoints):
                 return JSONResponse(listings.weights_body(run))
         raise HTTPException(404, f"tinker_path: there is no checkpoint {path[: submissions.LONGEST_PATH]!r}")
 
-    def _run(self, model_id: str) -> Run:
-        for run in self._gate.service.runs():
+    async def _runs(self) -> list[Run]:
+        """What a superseded server knows is told to nobody: that it lacks something would pass for the truth."""
+        service = self._gate.service
+        runs = service.runs()
+        await self._gate.call(service.still_ours())
+        return runs
+
+    async def _run(self, model_id: str) -> Run:
+        for run in await self._runs():
             if run.info.model_id == model_id:
                 return run
         raise HTTPException(404, f"training_run_id: {model_id!r} is no model of this session")
 
     async def get_info(self, request: Request) -> Response:
         asked = _fields(schemas.GetInfoRequest, await read_json_object(request))
-        model = self._gate.service.model(asked.model_id)
+        service = self._gate.service
+        model = service.model(asked.model_id)
+        await self._gate.call(service.still_ours())
         if model is None:
             raise HTTPException(404, f"model_id: {asked.model_id!r} is no model of this session")
         return JSONResponse(

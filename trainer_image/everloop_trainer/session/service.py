@@ -243,6 +243,10 @@ class SessionService:
             for name, model in history.models.items()
         ]
 
+    async def still_ours(self) -> None:
+        """Read the fence, between gathering what no operation answers (models, runs) and telling it."""
+        await self._context.journal.check_fence()
+
     def status(self) -> SessionStatus:
         """The state as plain values."""
         context, runner = self._context, self._runner

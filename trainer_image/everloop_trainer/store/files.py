@@ -129,8 +129,7 @@ class PosixFiles:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        self._directories.make(target.parent)
-        sync_directory(target.parent)
+        sync_directory(target.parent)  # whoever put it there had made the directories durable before
 
     def sha256(self, path: str) -> tuple[str, int]:
         """See Files."""
