@@ -37,7 +37,7 @@ def run(place: Path) -> list[Measure]:
     with bare_loop(adapter, BATCH, LENGTH, RANK, place / "bare.log") as bare:
         alone = _peak(bare, bare.process.pid)
     tinymodel.write_tiny_model(place / "tiny")
-    with serving(place / "many", tinymodel.NAME, place / "tiny") as stack:
+    with serving(place / "many", tinymodel.NAME, place / "tiny", tinymodel.MAX_LENGTH) as stack:
         before, after = _many(stack)
     return [
         Measure("all trainer processes / bare loop, greatest PSS during steps", pod / alone, "x", GOAL),

@@ -32,6 +32,8 @@ from tests.server.pod import Pod, new_ip
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 THREADS = 1
 ATTEMPT = 1
+LONGEST_SEQUENCE = 2048
+START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,16 @@ class Stack:
 
 
 @contextmanager
-def serving(place: Path, name: str = MODEL, weights: Path | None = None) -> Iterator[Stack]:
+def serving(
+    place: Path, name: str = MODEL, weights: Path | None = None, longest: int = LONGEST_SEQUENCE
+) -> Iterator[Stack]:
     """All of it up and the session serving; gone afterwards.
 
     Args:
         place: an empty directory on the disk that is to be measured.
         name: of the base model.
         weights: its directory; None for SmolLM2-135M-Instruct.
+        longest: sequence in tokens, at most what the base model takes.
     """
     processes = Processes()
     (place / "plane").mkdir()
@@ -72,10 +77,10 @@ def serving(place: Path, name: str = MODEL, weights: Path | None = None) -> Iter
         cluster = Cluster(plane, place)
         tenant = cluster.tenant("bench", name)
         token = tokens.session_token(bytes.fromhex(MASTER), tenant.uid, ATTEMPT)
-        pod = make_pod(place / "pod", name, weights or base_model(), token)
+        pod = make_pod(place / "pod", name, weights or base_model(), token, longest)
         try:
             pod.start()
-            pod.wait_until("Serving")
+            pod.wait_until("Serving", START_SECONDS)
             where = {"name": "bench-a1-0", "uid": pod.uid, "ip": pod.ip}
             tenant.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=ATTEMPT, pod=where)
             gateway = GatewayProcess(processes, cluster, new_ip(), log_level="INFO")
@@ -89,12 +94,12 @@ def serving(place: Path, name: str = MODEL, weights: Path | None = None) -> Iter
             cluster.api.close()
 
 
-def make_pod(directory: Path, name: str, weights: Path, token: str) -> Pod:
+def make_pod(directory: Path, name: str, weights: Path, token: str, longest: int) -> Pod:
     """A session pod, not started, with the settings that a TrainingSession has by default."""
     pod = Pod(directory, new_ip(), weights, uid=str(uuid.uuid4()), token=token)
     pod.configure(
         baseModel={"name": name, "revision": "", "path": str(weights)},
-        engine={"dtype": "Float32", "threads": THREADS, "deterministic": True, "maxSequenceLength": 2048},
+        engine={"dtype": "Float32", "threads": THREADS, "deterministic": True, "maxSequenceLength": longest},
         adapters={"maxModels": 16, "maxRank": 128},
         snapshots={"replayBudgetSeconds": 20.0},
         checkpoints={"everySeconds": 1800.0, "keepLast": 2},

@@ -156,13 +156,13 @@ class Pod:
             return None
         return answer.json() if answer.status_code == 200 else None
 
-    def wait_until(self, state: str) -> dict[str, Any]:
+    def wait_until(self, state: str, seconds: float = 60.0) -> dict[str, Any]:
         def probe() -> dict[str, Any] | None:
             assert self.container.poll() is None, f"the container ended: {self.log.read_text()[-3000:]}"
             status = self.status()
             return status if status is not None and status["state"] == state else None
 
-        return eventually(probe, f"state {state}; log: {self.log}")
+        return eventually(probe, f"state {state}; log: {self.log}", seconds)
 
     def journal(self) -> list[dict[str, Any]]:
         """Every record of the history, through the command that people use."""
