@@ -44,7 +44,7 @@ async def serve(settings: Settings) -> None:
             for task in following:
                 task.cancel()
     finally:
-        await http.aclose()
+        await http.close()
         await api.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import httpx
+import aiohttp
 import structlog
 
 from everloop_gateway.holding import Kind, is_definitive
@@ -17,6 +17,7 @@ from everloop_gateway.state import Sessions
 from everloop_operator.api import names, tokens
 
 CONNECT_SECONDS = 1.0
+KEEP_ALIVE_SECONDS = 30.0
 # A pod answers a submit once it is on disk, and holds a poll for 30 s; beyond that it is frozen, or its node is
 # gone without a word. The call is then sent again, which is safe by its number.
 SUBMIT_SECONDS = 10.0
@@ -66,7 +67,7 @@ class Progress:
 class Upstream:
     """Sends calls to session pods by incarnation."""
 
-    def __init__(self, sessions: Sessions, http: httpx.AsyncClient, master: Callable[[], bytes]) -> None:
+    def __init__(self, sessions: Sessions, http: aiohttp.ClientSession, master: Callable[[], bytes]) -> None:
         self._sessions = sessions
         self._http = http
         self._master = master
@@ -134,26 +135,29 @@ class Upstream:
         limit = POLL_SECONDS if call.kind is Kind.POLL else SUBMIT_SECONDS
         try:
             async with asyncio.timeout(limit):
-                response = await self._http.request(call.method, url, content=call.body, headers=headers)
+                async with self._http.request(
+                    call.method, url, data=call.body, headers=headers, allow_redirects=False
+                ) as response:
+                    content = await response.read()
+        except aiohttp.ClientError as error:  # among them one that is a TimeoutError too: no connection in time
+            return type(error).__name__
         except TimeoutError:
             return f"no answer within {limit:.0f} s"
-        except httpx.TransportError as error:
-            return type(error).__name__
         # Without its name on it the answer is a refusal at the pod's door, or the pod is gone and its address was given
         # to somebody else.
         signed = response.headers.get(POD_UID_HEADER) == incarnation.pod_uid
-        if signed and is_definitive(response.status_code):
+        if signed and is_definitive(response.status):
             content_type = response.headers.get("content-type", "application/json")
-            return Answer(response.status_code, content_type, response.content)
-        if response.status_code not in (421, 502, 503):
+            return Answer(response.status, content_type, content)
+        if response.status not in (421, 502, 503):
             log.error(
                 "session pod fails",
                 path=call.path,
-                status=response.status_code,
+                status=response.status,
                 signed=signed,
                 pod_uid=incarnation.pod_uid,
             )
-        return f"HTTP {response.status_code}"
+        return f"HTTP {response.status}"
 
     async def _replaced(self, key: tuple[str, str], incarnation: Incarnation) -> None:
         while True:
@@ -180,12 +184,16 @@ async def until_available(work: Callable[[], Awaitable[T]], progress: Progress) 
         await asyncio.sleep(API_PAUSE_SECONDS)
 
 
-def http_client() -> httpx.AsyncClient:
-    """A client for session pods: no proxy, no redirect, no limit on concurrent calls."""
-    return httpx.AsyncClient(
-        timeout=httpx.Timeout(POLL_SECONDS + CONNECT_SECONDS, connect=CONNECT_SECONDS, pool=None),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30.0),
-        follow_redirects=False,
+def http_client() -> aiohttp.ClientSession:
+    """A client for session pods: no proxy, no cookies, no limit on concurrent calls. Needs a running event loop.
+
+    A round trip of a small operation is two calls, so that what a call costs here is felt: aiohttp parses in C.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
         trust_env=False,
     )
 
