@@ -126,8 +126,14 @@ def main() -> int:
         directory = REPOSITORY / "build" / f"soak-{state.seed}"
         directory.mkdir(parents=True)
         state.save(directory)
-    print(f"seed {state.seed}; go on with: make soak RESUME={directory}", flush=True)
-    return 0 if Soak(directory, state, arguments.leg).run() else 1
+    print(f"seed {state.seed}; what it knows of itself is in {directory}", flush=True)
+    soak = Soak(directory, state, arguments.leg)
+    try:
+        good = soak.run()
+    except KeyboardInterrupt:
+        print(f"stopped after {state.proven} kills in whole legs; go on with: make soak RESUME={directory}", flush=True)
+        return 130
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tests.soak.victims import Victims
 
 LONGEST_PAUSE_SECONDS = 3.0
 LINGER_SECONDS = 0.4
-RECOVERY_SECONDS = 300.0
+RECOVERY_SECONDS = 600.0
 AT_ONCE = 0.2
 """Share of kills that fall into whatever the kill before left."""
 CLIENT = Path(__file__).parent / "clients" / "varied.py"
