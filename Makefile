@@ -46,9 +46,10 @@ test: ## linters, types and all tests
 	@$(in_tests) pytest -v -p no:cacheprovider --durations=15 $(TESTS)
 
 .PHONY: soak
-soak: ## kill at random N times (default 20) under one loop, compare with unbroken runs; SEED=..., RESUME=DIR
+soak: ## kill at random N times (default 20) under one loop, then take all nodes for 12 minutes; SEED=..., RESUME=DIR
 	@$(bootstrap) ensure test
 	@$(in_tests) python -m tests.soak $(if $(RESUME),--resume "$(RESUME)",--kills $(or $(N),20) $(if $(SEED),--seed $(SEED)))
+	@$(in_tests) python -m tests.soak.outage $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench
 bench: ## measure cost and recovery; a table, build/bench.json, build/bench.png; ONLY=loop: that one
