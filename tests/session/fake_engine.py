@@ -178,9 +178,12 @@ class FakeEngine:
         await self._step("write", model, seq)
         adapter = dataclasses.replace(self.models[model], seq=seq)
         data = adapter.dump() if parts == "all" else str(adapter.weights).encode()
-        return self._store(path, data)
+        return await self._store(path, data)
 
-    def _store(self, path: str, data: bytes) -> Written:
+    async def _store(self, path: str, data: bytes) -> Written:
+        while self._files.hangs(path):  # noqa: ASYNC110 - a thread says when it ends
+            await asyncio.sleep(0.001)
+        self._alive()
         try:
             self._files.write_state(path, data)
         except OSError as error:
@@ -196,8 +199,7 @@ class FakeEngine:
 
         async def write() -> Written:
             await asyncio.sleep(0)
-            self._alive()
-            return self._store(path, data)
+            return await self._store(path, data)
 
         return asyncio.ensure_future(write())
 

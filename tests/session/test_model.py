@@ -147,6 +147,15 @@ class AnyClient(RuleBasedStateMachine):
 
         self.do(self.meanwhile(*self.new(wanted, set()), die))
 
+    @rule(ending=endings)
+    def server_dies_having_told(self, ending: str) -> None:
+        """At once after its answers; and what the client sends next is sent in knowledge of them."""
+        self.do(self.meanwhile(*[self.asks(request, SOON) for request in self.calls.known]))
+        if self.current is not None:
+            self.current.ending = ending
+            self.do(self.bury())
+        self.do(self.meanwhile(*self.new([(A, "optim", 1), (B, "optim", 1)], set())))
+
     @rule()
     def server_is_stopped(self) -> None:
         """An orderly end."""
@@ -175,7 +184,10 @@ class AnyClient(RuleBasedStateMachine):
         if not self.zombies or self.current is None:
             return
         service = self.zombies[which % len(self.zombies)].world.service
-        self.do(self.only_refuses(service, [*self.new(wanted, set()), *map(self.asks_soon, self.calls.known)]))
+        known = [*self.calls.known.values()]
+        repeats = [self.sends(call.operation) for call in known if call.acknowledged != NEVER]
+        asked = [self.asks(call.operation.request_id, SOON) for call in known]
+        self.do(self.only_refuses(service, [*self.new(wanted, set()), *repeats, *asked]))
 
     @rule(number=st.sampled_from([errno.ENOSPC, errno.EROFS]), torn=st.integers(0, 40), wanted=wanted)
     def storage_is_full(self, number: int, torn: int, wanted: list[tuple[str, str, int]]) -> None:
@@ -213,9 +225,6 @@ class AnyClient(RuleBasedStateMachine):
 
     def asks(self, request: str, timeout: float) -> Work:
         return lambda service: self.calls.ask(service, request, timeout)
-
-    def asks_soon(self, request: str) -> Work:
-        return self.asks(request, SOON)
 
     def left_out(self) -> list[Operation]:
         return [call.operation for call in self.calls.known.values() if call.acknowledged == NEVER]

@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO
@@ -79,8 +80,11 @@ class CrashFiles:
     """Number of the effect from which on the disk is full."""
     torn: int = 0
     """How many bytes of a refused append still reach the file."""
+    hanging: str = ""
+    """While set, whatever touches a path that holds this hangs, until `thaw`."""
     on_flush: Callable[[], None] | None = None
     """Called on the flushing thread before each flush takes effect; may block or act as another process."""
+    _thawing: threading.Condition = field(default_factory=threading.Condition)
 
     def effect(self) -> _Effect:
         """Count an effect; die before or after it if this is the one."""
@@ -89,6 +93,21 @@ class CrashFiles:
     def kill(self) -> None:
         """End the process: every further call fails."""
         self.dead = True
+
+    def hangs(self, path: str) -> bool:
+        """Whether that does not answer just now."""
+        return bool(self.hanging) and self.hanging in path
+
+    def reach(self, path: str) -> None:
+        """On a thread: wait until the path answers."""
+        with self._thawing:
+            self._thawing.wait_for(lambda: not self.hangs(path))
+
+    def thaw(self) -> None:
+        """Let everything that hangs go on."""
+        with self._thawing:
+            self.hanging = ""
+            self._thawing.notify_all()
 
     def check(self) -> None:
         """Raise if the process is dead."""
@@ -101,6 +120,7 @@ class CrashFiles:
             raise OSError(self.refuse, os.strerror(self.refuse), path)
 
     def create(self, path: str, data: bytes) -> None:
+        self.reach(path)
         with self.effect():
             if path in self.disk.files:
                 raise FileExistsError(path)
@@ -122,6 +142,7 @@ class CrashFiles:
         return io.BytesIO(self.disk.files[path].written)
 
     def exists(self, path: str) -> bool:
+        self.reach(path)
         self.check()
         return path in self.disk.files or any(name.startswith(path + "/") for name in list(self.disk.files))
 

@@ -42,7 +42,8 @@ class Autosaving:
             return  # the same step again, after a load: the next boundary has another name
         failing = f"automatic checkpoint of {model_id}"
         try:
-            await self._take(engine, generation, model, name)
+            with self._context.underway.of(f"the automatic checkpoint of {model_id}"):
+                await self._take(engine, generation, model, name)
         except EngineRefused as refused:
             log.error("automatic checkpoint failed", model=model_id, name=name, error=refused.error)
             self._context.storage_errors[failing] = refused.error

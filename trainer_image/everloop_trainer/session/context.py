@@ -13,6 +13,7 @@ from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.history import History
 from everloop_trainer.session.ports import Journal, States
 from everloop_trainer.session.status import BaseModel, Incarnation
+from everloop_trainer.session.underway import Underway
 
 SEED_BITS = 31
 
@@ -61,13 +62,17 @@ class SessionConfig:
 
 @dataclass(slots=True)
 class Context:
-    """Shared by the parts of one running session; `ended` fails when this incarnation is over."""
+    """Shared by the parts of one running session.
+
+    `ended` fails when this incarnation is over; `underway` is what is being done to stored states.
+    """
 
     config: SessionConfig
     history: History
     journal: Journal
     states: States
     ended: asyncio.Future[None]
+    underway: Underway
     full: str = ""
     """Why the operation that runs now cannot be stored: the storage is full, over its quota or read-only."""
     replay_mismatches: int = 0

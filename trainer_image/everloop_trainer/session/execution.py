@@ -139,7 +139,8 @@ class Execution:
         source = self._loading.source(entry, args)
         if isinstance(source, str):
             return self._failed(entry, source)
-        loaded = await self._loading.run(engine, generation, entry, args, source)
+        with self._context.underway.of(f"the load of {entry.request_id}"):
+            loaded = await self._loading.run(engine, generation, entry, args, source)
         answer = {"path": args.path, "model_id": entry.stream, "type": args.KIND}
         return self._answered(entry, answer, step=loaded_step(args, source), loaded=loaded)
 
@@ -159,14 +160,8 @@ class Execution:
         error = refuse_save(args, existing=taken)
         if error is not None:
             return self._failed(entry, error)
-        states = self._context.states
-        manifest = await states.find(kind, entry.stream, entry.request_id)
-        if manifest is None:
-            place = states.place(kind, entry.stream, entry.seq, generation)
-            parts: Parts = "all" if isinstance(args, SaveWeights) else "weights"
-            written = await engine.write(entry.stream, entry.seq, place.path, parts)
-            manifest = self._manifest(entry, args, model, kind, place, written)
-            await states.commit(manifest)
+        with self._context.underway.of(f"the checkpoint of {entry.request_id}"):
+            manifest = await self._store(engine, generation, entry, args, model, kind)
         stored = Stored(
             "weights" if kind == "weights" else "sampler_weights",
             manifest.key,
@@ -179,6 +174,25 @@ class Execution:
             sampler = sampling_session_id(session_of(entry.stream), args.sampling_session_seq_id)
             answer = {"sampling_session_id": sampler, "type": args.KIND}
         return self._answered(entry, answer, stored=stored)
+
+    async def _store(
+        self,
+        engine: Engine,
+        generation: int,
+        entry: Entry,
+        args: SaveWeights | SaveWeightsForSampler,
+        model: Model,
+        kind: StateKind,
+    ) -> Manifest:
+        states = self._context.states
+        manifest = await states.find(kind, entry.stream, entry.request_id)
+        if manifest is None:
+            place = states.place(kind, entry.stream, entry.seq, generation)
+            parts: Parts = "all" if isinstance(args, SaveWeights) else "weights"
+            written = await engine.write(entry.stream, entry.seq, place.path, parts)
+            manifest = self._manifest(entry, args, model, kind, place, written)
+            await states.commit(manifest)
+        return manifest
 
     def _manifest(
         self,

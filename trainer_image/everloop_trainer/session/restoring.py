@@ -79,7 +79,8 @@ class Restoring:
             await engine.init(info.model_id, info.lora)
             return
         path = self._context.states.path("snapshots", info.model_id, base.key)
-        await engine.restore(info.model_id, path, info.lora, base.sha256, "all")
+        with self._context.underway.of(f"the reading of the snapshot of {info.model_id}"):
+            await engine.restore(info.model_id, path, info.lora, base.sha256, "all")
 
     async def _again(self, engine: Engine, entry: Entry) -> None:
         """Run a finished operation again, with the same effect on the engine's state."""

@@ -20,6 +20,7 @@ from everloop_trainer.session.records import Accept, Deliver, Lost, Record, is_r
 from everloop_trainer.session.runner import Runner
 from everloop_trainer.session.status import CheckpointStatus, ModelStatus, SessionStatus
 from everloop_trainer.session.streams import Ended, Entry
+from everloop_trainer.session.underway import Underway
 
 __all__ = ["ModelInfo", "Run", "SamplerInfo", "SessionConfig", "SessionService"]
 DELIVERY_SECONDS = 2.0
@@ -70,7 +71,7 @@ class SessionService:
                 where = f"journal {position.incarnation} at offset {position.offset}"
                 raise JournalDamaged(f"{where}: {error}") from error
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._context = Context(config, facts, journal, states, ended)
+        self._context = Context(config, facts, journal, states, ended, Underway(config.monotonic))
         self._runner = Runner(self._context, source, self._finished)
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._delivering: dict[str, asyncio.Future[None]] = {}
@@ -250,6 +251,7 @@ class SessionService:
     def status(self) -> SessionStatus:
         """The state as plain values."""
         context, runner = self._context, self._runner
+        troubles = self._trouble(), context.underway.trouble
         failures = [f"{what}: {error}" for what, error in context.storage_errors.items()]
         return SessionStatus(
             state=runner.state,
@@ -260,7 +262,7 @@ class SessionService:
             engine_restarts=max(0, runner.generation - 1),
             models=tuple(self._model_status(model) for model in context.history.models.values()),
             last_snapshot_time=runner.snapshots.last_time,
-            storage_error="; ".join(filter(None, [self._trouble(), *failures, *context.broken.values()])),
+            storage_error="; ".join(filter(None, [*troubles, *failures, *context.broken.values()])),
             replay_mismatches=context.replay_mismatches,
             recoveries=tuple(runner.recoveries),
         )
@@ -306,7 +308,8 @@ class SessionService:
     async def _watch(self) -> None:
         """Notice a newer incarnation, a failed journal and numbers that never arrive, with nothing else to do."""
         while True:
-            await self._context.journal.check_fence()
+            with self._context.underway.of("the reading of the fence"):
+                await self._context.journal.check_fence()
             if self._context.journal.trouble:
                 self._gaps.forget()
             else:

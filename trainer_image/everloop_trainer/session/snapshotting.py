@@ -97,9 +97,13 @@ class Snapshotting:
             return
         covered = self._seconds.get(model_id, 0.0)
         finishing = self._finish(model, place, last.seq, model.step, last.ended.position, writing, covered)
-        task = asyncio.create_task(finishing, name=f"snapshot of {model_id}")
+        task = asyncio.create_task(self._watch(model_id, finishing), name=f"snapshot of {model_id}")
         self._tasks[model_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(model_id, None))
+
+    async def _watch(self, model_id: str, finishing: Awaitable[None]) -> None:
+        with self._context.underway.of(f"the snapshot of {model_id}"):
+            await finishing
 
     async def _finish(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -20,6 +21,7 @@ from everloop_trainer.store.journal import JournalWriter
 from everloop_trainer.store.space import is_full
 
 RETAINED_SNAPSHOTS = 2
+THREADS = 8
 STRICT = ConfigDict(extra="forbid")
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -71,6 +73,8 @@ class StoredStates:
     def __init__(self, files: Files, journal: JournalWriter) -> None:
         self._files = files
         self._journal = journal
+        # Of its own: what hangs here must not take the threads on which the fence and the journal are read.
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="states")
 
     def place(self, kind: StateKind, model: str, seq: int, generation: int) -> Place:
         """See session.ports.States. A lost engine may still be writing, so each engine has places of its own."""
@@ -165,7 +169,7 @@ class StoredStates:
 
     async def _io(self, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except OSError as error:
             if is_full(error.errno):
                 await self._journal.out_of_space(str(error))
