@@ -43,6 +43,9 @@ class StoppingFiles(PosixFiles):
     def kill(self) -> None:
         raise AssertionError("this process is killed from outside")
 
+    def hangs(self, path: str) -> bool:
+        return False
+
     def write_state(self, path: str, data: bytes) -> None:
         write_file(Path(path), [data], 0o600)
 

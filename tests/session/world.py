@@ -95,6 +95,9 @@ class ProcessFiles(Files, Protocol):
     def kill(self) -> None:
         """End the process."""
 
+    def hangs(self, path: str) -> bool:
+        """Whether the storage hangs for that path now."""
+
     def write_state(self, path: str, data: bytes) -> None:
         """Write a state file as an engine does; the path is absolute."""
 
