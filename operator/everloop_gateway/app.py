@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from everloop_gateway import wire
-from everloop_gateway.calls import PREFIX, Calls, Incoming, Refusal
+from everloop_gateway.calls import PREFIX, Calls, Incoming
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import HeldResponse, error_answer
 from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
@@ -21,6 +21,7 @@ from everloop_gateway.ids import shorten
 from everloop_gateway.keys import Principal, Unauthorized
 from everloop_gateway.kube import ApiRefused, pause
 from everloop_gateway.listings import LONGEST_PAGE, Listings, page_number
+from everloop_gateway.refusal import Refusal
 from everloop_gateway.upstream import Answer, Progress
 from everloop_operator.api import tokens
 
@@ -126,19 +127,19 @@ class App:
         return JSONResponse({"status": "accepted"})
 
     async def capabilities(self, request: Request) -> Response:
-        """The base models that the key's namespace serves."""
+        """The base models that the key's namespace serves, or would serve once one is asked for."""
         principal = await self._principal(request)
-        models = {
-            session.base_model: {
-                "model_name": session.base_model,
-                "max_context_length": session.max_sequence_length,
-                "trainable": True,
-                "sampleable": True,
-            }
-            for session in self._cluster.sessions.in_namespace(principal.namespace)
-            if not session.deleting
+        lengths: dict[str, int | None] = {
+            entry.name: None for entry in self._cluster.catalogue.entries if entry.creatable_in(principal.namespace)
         }
-        return JSONResponse({"supported_models": [models[name] for name in sorted(models)]})
+        for session in self._cluster.sessions.in_namespace(principal.namespace):
+            if not session.deleting:
+                lengths[session.base_model] = session.max_sequence_length
+        models = [
+            {"model_name": name, "max_context_length": lengths[name], "trainable": True, "sampleable": True}
+            for name in sorted(lengths)
+        ]
+        return JSONResponse({"supported_models": models})
 
     async def create_session(self, request: Request) -> Response:
         """A client session is its id: derived, so that any replica gives the same one to a repeat."""

@@ -35,7 +35,7 @@ class Bindings:
     async def ensure(self, stream: Stream, binding: Binding) -> Binding:
         """Create a binding, or adopt the one that is there. Raises ApiUnavailable, ApiRefused."""
         body = _to_config_map(stream, binding)
-        if await self._kube.create(_path(binding.namespace), body, names.GATEWAY_FIELD_MANAGER):
+        if await self._kube.create(_path(binding.namespace), body, names.GATEWAY_FIELD_MANAGER) is not None:
             return self._remember(binding)
         existing = await self.get(binding.namespace, stream)
         # It can only be missing if its TrainingSession was deleted between the two calls.

@@ -9,34 +9,24 @@ from typing import Any
 import structlog
 
 from everloop_gateway import wire
+from everloop_gateway.catalogue import canonical_name
 from everloop_gateway.cluster import Cluster
+from everloop_gateway.creation import Creation
 from everloop_gateway.held import error_answer, json_answer
 from everloop_gateway.holding import Kind
 from everloop_gateway.ids import MalformedId, Stream, parse_request_id, parse_stream, parse_tinker_path, shorten
 from everloop_gateway.intents import Intent, Intents
 from everloop_gateway.keys import Principal
-from everloop_gateway.kube import pause
-from everloop_gateway.routing import Binding, Gone, SessionView, UnknownBaseModel, canonical_name, choose_session
+from everloop_gateway.refusal import Refusal
+from everloop_gateway.routing import Binding, Gone
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream, until_available
-from everloop_operator.api import names
 
 PREFIX = "/api/v1"
 WEIGHTS_HEADER = "X-Everloop-Weights"
 BASE_WEIGHTS = "base"
 GONE = 410
-# A TrainingSession that was applied a moment ago may not have come through our watch yet.
-NEW_SESSION_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
-
-
-class Refusal(Exception):
-    """The call cannot be done and will not be by repeating it."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +47,7 @@ class Calls:
         self._cluster = cluster
         self._upstream = upstream
         self._intents = intents
+        self._creation = Creation(cluster)
 
     async def create_model(self, incoming: Incoming, progress: Progress) -> Answer:
         """Bind a new model to a TrainingSession of the key's namespace, then create it there."""
@@ -209,9 +200,8 @@ class Calls:
         existing = await self._find(principal, stream, progress)
         if existing is not None:
             return existing
-        session = await self._choose(base_model, principal.namespace)
-        if session.phase == names.PHASE_FAILED:
-            raise Refusal(400, f"base_model {shorten(base_model)!r}: {session.state}")
+        needs_slot = stream.kind == "train"
+        session = await self._creation.session_for(principal, base_model, progress, needs_slot=needs_slot)
         return await self._ensure(
             stream,
             Binding(
@@ -231,18 +221,6 @@ class Calls:
         view = self._cluster.sessions.get((model.namespace, model.session))
         uid = view.uid if view is not None and view.base_model == model.base_model else model.uid
         return replace(model, id=stream.id, uid=uid, weights=weights)
-
-    async def _choose(self, base_model: str, namespace: str) -> SessionView:
-        sessions, catalogue = self._cluster.sessions, self._cluster.catalogue
-        change = sessions.change(None)
-        try:
-            return choose_session(base_model, namespace, sessions.in_namespace(namespace), catalogue.entries)
-        except UnknownBaseModel:
-            await pause(change, NEW_SESSION_SECONDS)
-        try:
-            return choose_session(base_model, namespace, sessions.in_namespace(namespace), catalogue.entries)
-        except UnknownBaseModel as error:
-            raise Refusal(400, str(error)) from None
 
     def _new_stream(self, principal: Principal, body: dict[str, Any], kind: Any, number_field: str) -> Stream:
         session_id = _read(wire.text_field, body, "session_id")

@@ -12,12 +12,14 @@ import structlog
 from everloop_gateway.bindings import Bindings
 from everloop_gateway.keys import Principal, Unauthorized, authenticate, key_id_of
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, Kube
+from everloop_gateway.routing import SessionView, session_view
 from everloop_gateway.settings import Settings
 from everloop_gateway.state import Catalogue, Keys, Sessions, SessionSink
 from everloop_gateway.watch import Follower
 from everloop_operator.api import names, tokens
 
 MASTER_PAUSE_SECONDS = 1.0
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +35,7 @@ class Cluster:
         self._kube = kube
         self._keys = Keys()
         self._master: bytes | None = None
+        self._namespaces = settings.namespaces
         self._release = f"/api/v1/namespaces/{settings.release_namespace}"
         self._followers = [
             Follower(kube, _sessions_path(namespace), SessionSink(self.sessions, namespace))
@@ -82,6 +85,34 @@ class Cluster:
     def owns(self, principal: Principal, session_id: str) -> bool:
         """Was this client session opened with this key?"""
         return tokens.verify_session_id(self.master(), principal.namespace, principal.key_id, session_id)
+
+    async def list_sessions(self, namespace: str) -> list[SessionView]:
+        """The TrainingSessions of a namespace as they are now. Raises ApiUnavailable, ApiRefused."""
+        if self._namespaces and namespace not in self._namespaces:
+            return []
+        objects, _ = await self._kube.list(_sessions_path(namespace), {})
+        return [session_view(resource) for resource in objects]
+
+    async def may_create_session(self, principal: Principal) -> bool:
+        """May the key's subject itself create a TrainingSession in its namespace? Raises ApiUnavailable, ApiRefused."""
+        attributes = {
+            "namespace": principal.namespace,
+            "verb": "create",
+            "group": names.GROUP,
+            "version": names.VERSION,
+            "resource": names.TRAINING_SESSION_PLURAL,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": principal.subject, "resourceAttributes": attributes},
+        }
+        answer = await self._kube.create(ACCESS_REVIEWS, review, names.GATEWAY_FIELD_MANAGER)
+        return answer is not None and answer["status"].get("allowed") is True
+
+    async def create_session(self, namespace: str, manifest: dict[str, Any]) -> bool:
+        """Create a TrainingSession; False if its name is taken. Raises ApiUnavailable, ApiRefused."""
+        return await self._kube.create(_sessions_path(namespace), manifest, names.GATEWAY_FIELD_MANAGER) is not None
 
     async def _read_master(self) -> bytes:
         """Read the master key, which the operator creates; it never changes."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import structlog
 from starlette.types import Receive, Scope, Send
 
 from everloop_gateway.holding import (
@@ -24,6 +25,8 @@ from everloop_gateway.wire import JSON
 SERVICE_UNAVAILABLE = 503
 # A 5xx at once makes a client that polls spin: whatever defect it is, it is told slowly.
 DEFECT_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
 
 
 class HeldResponse:
@@ -82,6 +85,7 @@ class HeldResponse:
                 status = REQUEST_TIMEOUT if self._kind is Kind.POLL else SERVICE_UNAVAILABLE
                 await _send_answer(send, self._not_yet(status, "this gateway is shutting down"), close=True)
             elif isinstance(step, BeginStream):
+                log.debug("call held", kind=self._kind.value, reason=progress.reason)
                 await self._stream(work, gone, drain, send)
             elif not isinstance(step, KeepWaiting):
                 # Not on this connection again: this replica may be the only one that is cut off from what it needs.

@@ -131,8 +131,8 @@ class Intents:
 
     async def _keep(self, intent: Intent, progress: Progress) -> Answer:
         body = to_config_map(intent)
-        new = await until_available(lambda: self._kube.create(self.path, body, names.GATEWAY_FIELD_MANAGER), progress)
-        log.info("save kept until its session serves", request_id=intent.request_id, new=new)
+        made = await until_available(lambda: self._kube.create(self.path, body, names.GATEWAY_FIELD_MANAGER), progress)
+        log.info("save kept until its session serves", request_id=intent.request_id, new=made is not None)
         return Answer(200, JSON, b'{"request_id": "%s"}' % intent.request_id.encode())
 
     async def _deliver_in_the_end(self, intent: Intent) -> None:

@@ -75,15 +75,18 @@ class Kube:
                 return None
             raise
 
-    async def create(self, path: str, body: dict[str, Any], field_manager: str) -> bool:
-        """Create an object; False if its name is taken. Raises ApiUnavailable, ApiRefused."""
+    async def create(self, path: str, body: dict[str, Any], field_manager: str) -> dict[str, Any] | None:
+        """Create an object; None if its name is taken. A field that it cannot have is refused, not dropped.
+
+        Raises ApiUnavailable, ApiRefused.
+        """
+        query = {"fieldManager": field_manager, "fieldValidation": "Strict"}
         try:
-            await self._call("POST", path, {"fieldManager": field_manager}, body, CALL_SECONDS)
+            return await self._call("POST", path, query, body, CALL_SECONDS)
         except ApiRefused as error:
             if error.status == 409 and error.reason == "AlreadyExists":
-                return False
+                return None
             raise
-        return True
 
     async def delete(self, path: str) -> None:
         """Delete an object, if it is there. Raises ApiUnavailable, ApiRefused."""

@@ -10,12 +10,13 @@ from typing import Any
 import structlog
 
 from everloop_gateway import wire
-from everloop_gateway.calls import PREFIX, Calls, Refusal
+from everloop_gateway.calls import PREFIX, Calls
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import error_answer, json_answer
 from everloop_gateway.holding import Kind
 from everloop_gateway.ids import MalformedId, parse_stream, parse_tinker_path
 from everloop_gateway.keys import Principal
+from everloop_gateway.refusal import Refusal
 from everloop_gateway.routing import Binding, Gone, SessionView
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream
 from everloop_operator.api import names

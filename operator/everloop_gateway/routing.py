@@ -1,9 +1,8 @@
-"""Which TrainingSession serves a request, and which incarnation of its pod. Pure functions over plain values."""
+"""TrainingSessions as the gateway sees them, and to which incarnation a bound request goes. Pure functions."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +11,6 @@ from everloop_operator.api import names
 # A TrainingSession that is not seen may be about to be: another replica's watch was ahead of ours,
 # or somebody is just creating it again under the same name.
 GONE_AFTER_SECONDS = 30.0
-
-
-class InvalidCatalogue(ValueError):
-    """The catalogue ConfigMap is not what it should be; the message names the field."""
-
-
-class UnknownBaseModel(ValueError):
-    """No TrainingSession of the namespace serves this base model; the message lists those that are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +37,8 @@ class SessionView:
     phase: str
     explanation: str
     incarnation: Incarnation | None
+    model_count: int
+    max_models: int
 
     @property
     def title(self) -> str:
@@ -53,18 +46,14 @@ class SessionView:
         return f"TrainingSession {self.namespace}/{self.name}"
 
     @property
+    def full(self) -> bool:
+        """Has it as many models as it may have?"""
+        return self.model_count >= self.max_models
+
+    @property
     def state(self) -> str:
         """One sentence on what is happening, for the user who waits."""
         return f"{self.title} is {self.phase or 'new'}" + (f": {self.explanation}" if self.explanation else "")
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogueEntry:
-    """A base model by its names."""
-
-    name: str
-    aliases: tuple[str, ...]
-    tokenizer_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +113,8 @@ def session_view(resource: dict[str, Any]) -> SessionView:
         phase=status.get("phase") or "",
         explanation=explain(status.get("conditions") or []),
         incarnation=incarnation,
+        model_count=status.get("modelCount") or 0,
+        max_models=spec["adapters"]["maxModels"],
     )
 
 
@@ -142,38 +133,6 @@ def explain(conditions: Iterable[dict[str, Any]]) -> str:
     return next((c.get("message") or c.get("reason") or "" for c in telling), "")
 
 
-def catalogue_entries(value: object) -> tuple[CatalogueEntry, ...]:
-    """Read the parsed catalogue.json. Raises InvalidCatalogue."""
-    if not isinstance(value, list):
-        raise InvalidCatalogue(f"{names.CATALOGUE_FIELD}: not a list")
-    return tuple(_entry(item, f"{names.CATALOGUE_FIELD}[{index}]") for index, item in enumerate(value))
-
-
-def canonical_name(base_model: str, catalogue: Iterable[CatalogueEntry]) -> str:
-    """The name behind an alias; any other text is its own name."""
-    return next((entry.name for entry in catalogue if base_model in entry.aliases), base_model)
-
-
-def choose_session(
-    base_model: str, namespace: str, sessions: Sequence[SessionView], catalogue: Sequence[CatalogueEntry]
-) -> SessionView:
-    """The TrainingSession of the namespace that a new model or sampling session is bound to.
-
-    Several serve the base model: the one labelled as default, else one that is serving, else one that may
-    yet serve; the oldest of these. Raises UnknownBaseModel.
-    """
-    present = [session for session in sessions if session.namespace == namespace and not session.deleting]
-    served = {session.base_model for session in present}
-    wanted = base_model if base_model in served else canonical_name(base_model, catalogue)
-    matching = [session for session in present if session.base_model == wanted]
-    if not matching:
-        raise UnknownBaseModel(_no_session(base_model, namespace, served, catalogue))
-    return min(
-        matching,
-        key=lambda s: (not s.default, s.phase != names.PHASE_RUNNING, s.phase == names.PHASE_FAILED, s.created, s.name),
-    )
-
-
 def find_target(binding: Binding, session: SessionView | None, missing_seconds: float) -> Target | Wait | Gone:
     """Where a bound request goes now.
 
@@ -190,28 +149,3 @@ def find_target(binding: Binding, session: SessionView | None, missing_seconds: 
     if session.incarnation is None:
         return Wait(session.state)
     return Target(session.uid, session.incarnation)
-
-
-def _no_session(base_model: str, namespace: str, served: Iterable[str], catalogue: Iterable[CatalogueEntry]) -> str:
-    known = sorted(served)
-    aliases = {alias: entry.name for entry in catalogue for alias in entry.aliases if entry.name in set(known)}
-    near = {name.lower(): name for name in (*known, *aliases)}
-    close = difflib.get_close_matches(base_model.lower(), near, n=1)
-    hint = f" (did you mean {near[close[0]]!r}?)" if close else ""
-    return (
-        f"base_model {base_model[:200]!r}: no TrainingSession in namespace {namespace!r} serves it; "
-        f"known: {', '.join(known) or 'none'}{hint}"
-    )
-
-
-def _entry(item: object, where: str) -> CatalogueEntry:
-    if not isinstance(item, dict):
-        raise InvalidCatalogue(f"{where}: not an object")
-    name, aliases, tokenizer = item.get("name"), item.get("aliases") or [], item.get("tokenizer_id") or None
-    if not isinstance(name, str) or not name:
-        raise InvalidCatalogue(f"{where}.name: a non-empty string is required")
-    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise InvalidCatalogue(f"{where}.aliases: a list of strings is required")
-    if tokenizer is not None and not isinstance(tokenizer, str):
-        raise InvalidCatalogue(f"{where}.tokenizer_id: a string is required")
-    return CatalogueEntry(name, tuple(aliases), tokenizer)

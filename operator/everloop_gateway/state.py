@@ -10,8 +10,9 @@ from typing import Any
 
 import structlog
 
+from everloop_gateway.catalogue import CatalogueEntry, InvalidCatalogue, catalogue_entries
 from everloop_gateway.keys import InvalidKeySecret, KeyRecord, record_from_secret
-from everloop_gateway.routing import CatalogueEntry, InvalidCatalogue, SessionView, catalogue_entries, session_view
+from everloop_gateway.routing import SessionView, session_view
 from everloop_operator.api import names
 
 log = structlog.get_logger(__name__)

@@ -63,6 +63,12 @@ class Progress:
     sent: bool = False
     outage: Callable[[], float] = lambda: 0.0
 
+    def waits(self, reason: str) -> None:
+        """It waits, and for this."""
+        if reason != self.reason:
+            log.debug("call waits", reason=reason)
+        self.reason = reason
+
 
 class Upstream:
     """Sends calls to session pods by incarnation."""
@@ -88,7 +94,7 @@ class Upstream:
                     self._sessions.call_answered(key)
                     return answer
             else:
-                progress.reason = found.reason
+                progress.waits(found.reason)
             self._sessions.call_failed(key)
             if await pause(change, seconds):
                 seconds = FIRST_PAUSE_SECONDS
@@ -106,7 +112,7 @@ class Upstream:
         try:
             await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
-                progress.reason = "its session pod was replaced"
+                progress.waits("its session pod was replaced")
                 return None
             outcome = sending.result()
         finally:
@@ -117,7 +123,7 @@ class Upstream:
             return outcome
         view = self._sessions.get(key)
         state = view.state if view is not None else f"{names.TRAINING_SESSION_KIND} {key[0]}/{key[1]}"
-        progress.reason = f"{state}; its session pod does not answer ({outcome})"
+        progress.waits(f"{state}; its session pod does not answer ({outcome})")
         return None
 
     async def _send(self, target: Target, call: Call) -> Answer | str:
@@ -168,19 +174,24 @@ class Upstream:
             await change.wait()
 
 
-async def until_available(work: Callable[[], Awaitable[T]], progress: Progress) -> T:
-    """Repeat a call to the Kubernetes API until it is available. Raises ApiRefused."""
+async def until_available(
+    work: Callable[[], Awaitable[T]], progress: Progress, held: tuple[int, ...] = (401, 403)
+) -> T:
+    """Repeat a call to the Kubernetes API until it is available; refusals with a held status may pass, too.
+
+    Raises ApiRefused.
+    """
     while True:
         try:
             return await work()
         except ApiUnavailable as error:
-            progress.reason = f"the Kubernetes API does not answer ({error})"
+            progress.waits(f"the Kubernetes API does not answer ({error})")
         except ApiRefused as error:
-            if error.status not in (401, 403):
+            if error.status not in held:
                 raise
             # The gateway's own rights: a user can do nothing about them, and they may be put right meanwhile.
             log.error("Kubernetes API refuses the gateway", status=error.status, error=error.message)
-            progress.reason = "the gateway has not the rights it needs in this namespace"
+            progress.waits("the gateway has not the rights it needs in this namespace")
         await asyncio.sleep(API_PAUSE_SECONDS)
 
 

@@ -12,16 +12,11 @@ from everloop_gateway import keys
 from everloop_gateway.holding import BeginStream, KeepWaiting, Kind, TellToRepeat, is_definitive, next_step
 from everloop_gateway.routing import (
     Binding,
-    CatalogueEntry,
     Gone,
     Incarnation,
-    InvalidCatalogue,
     SessionView,
     Target,
-    UnknownBaseModel,
     Wait,
-    catalogue_entries,
-    choose_session,
     find_target,
     session_view,
 )
@@ -41,58 +36,10 @@ VIEW = SessionView(
     phase=names.PHASE_RUNNING,
     explanation="",
     incarnation=POD,
+    model_count=0,
+    max_models=16,
 )
 BINDING = Binding("id", "team", "a", "uid-a", "org/small", None, "key")
-CATALOGUE = (CatalogueEntry("org/small", ("small",), None), CatalogueEntry("org/absent", ("absent",), None))
-
-
-def view(name: str, **changes: Any) -> SessionView:
-    return replace(VIEW, name=name, uid=f"uid-{name}", **changes)
-
-
-@pytest.mark.parametrize(
-    ("sessions", "chosen"),
-    [
-        ([view("a")], "a"),
-        ([view("a", created="2030-01-03"), view("b", created="2030-01-02")], "b"),
-        ([view("a", phase="Pending", created="2030-01-01"), view("b", created="2030-01-02")], "b"),
-        ([view("a", phase="Pending", created="2030-01-02"), view("b", phase="Starting", created="2030-01-01")], "b"),
-        ([view("a", phase="Failed", created="2030-01-01"), view("b", phase="Pending", created="2030-01-02")], "b"),
-        ([view("a", created="2030-01-01"), view("b", created="2030-01-02", default=True, phase="Pending")], "b"),
-        ([view("a", deleting=True), view("b", created="2031")], "b"),
-        ([view("a", base_model="org/other"), view("b")], "b"),
-        ([view("a", namespace="other", default=True), view("b")], "b"),
-        ([view("b"), view("a")], "a"),
-    ],
-)
-def test_the_session_for_a_new_model(sessions: list[SessionView], chosen: str) -> None:
-    """Default label, else serving, else not failed; the oldest, and by name where that is all the same."""
-    assert choose_session("org/small", "team", sessions, CATALOGUE).name == chosen
-    assert choose_session("small", "team", sessions, CATALOGUE).name == chosen
-
-
-def test_a_served_name_is_stronger_than_an_alias() -> None:
-    """A session may serve a model whose name is another's alias."""
-    sessions = [view("a"), view("b", base_model="small")]
-    assert choose_session("small", "team", sessions, CATALOGUE).name == "b"
-
-
-@pytest.mark.parametrize(
-    ("asked", "hint"),
-    [
-        ("org/smal", "(did you mean 'org/small'?)"),
-        ("ORG/SMALL", "(did you mean 'org/small'?)"),
-        ("smalll", "(did you mean 'small'?)"),
-        ("nothing-like-it", "known: org/small"),
-        ("absent", "known: org/small"),
-    ],
-)
-def test_an_unknown_base_model_gets_near_names(asked: str, hint: str) -> None:
-    """The message says what was asked, where, and what there is."""
-    with pytest.raises(UnknownBaseModel) as caught:
-        choose_session(asked, "team", [VIEW], CATALOGUE)
-    assert str(caught.value).startswith(f"base_model {asked!r}: no TrainingSession in namespace 'team' serves it")
-    assert str(caught.value).endswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +63,11 @@ def test_where_a_bound_call_goes(session: SessionView | None, missing: float, fo
 
 def resource(**status: Any) -> dict[str, Any]:
     metadata = {"namespace": "team", "name": "a", "uid": "u", "creationTimestamp": "2030-01-01T00:00:00Z"}
-    return {"metadata": metadata, "spec": {"baseModel": {"name": "org/small"}}, "status": status}
+    return {
+        "metadata": metadata,
+        "spec": {"baseModel": {"name": "org/small"}, "adapters": {"maxModels": 16}},
+        "status": status,
+    }
 
 
 @pytest.mark.parametrize(
@@ -151,15 +102,6 @@ def test_the_reason_for_waiting_is_the_most_telling_condition() -> None:
         assert found == expected
         if conditions:
             conditions.pop()
-
-
-@pytest.mark.parametrize(
-    "text", [None, {}, [3], [{}], [{"name": "a", "aliases": "b"}], [{"name": "a", "tokenizer_id": 1}]]
-)
-def test_a_wrong_catalogue_is_refused(text: object) -> None:
-    """By field."""
-    with pytest.raises(InvalidCatalogue, match=r"catalogue\.json"):
-        catalogue_entries(text)
 
 
 FIVE = KeepWaiting(5.0)

@@ -48,6 +48,16 @@ RELEASE_RULES = [
 ]
 
 
+RBAC = "rbac.authorization.k8s.io"
+
+
+def _rbac(namespace: str) -> tuple[str, str]:
+    """Path of a namespace's roles, or of those for all, without the plural's s; and their kind."""
+    if namespace:
+        return f"/apis/{RBAC}/v1/namespaces/{namespace}/role", "Role"
+    return f"/apis/{RBAC}/v1/clusterrole", "ClusterRole"
+
+
 def wait_for(what: str, test: Callable[[], Any], seconds: float = 30.0) -> Any:
     """The first true value of `test`."""
     give_up = time.monotonic() + seconds
@@ -124,6 +134,13 @@ class Api:
     def exists(self, path: str) -> bool:
         return self._http.get(path).status_code == 200
 
+    def allowed(self, user: str, group: str, resource: str, namespace: str) -> bool:
+        """May this user create such objects there, as the API server sees it now?"""
+        attributes = {"namespace": namespace, "verb": "create", "group": group, "resource": resource}
+        review = {"spec": {"user": user, "resourceAttributes": attributes}}
+        answer = self.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
 
 class Cluster:
     """The API server with everything in it that a release of Everloop brings."""
@@ -135,24 +152,43 @@ class Cluster:
         crd = yaml.safe_load((REPOSITORY / "crds" / "everloop.dev_trainingsessions.yaml").read_text())
         self.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
         self.namespace(RELEASE_NAMESPACE)
-        for scope, kind, rules in (("", "ClusterRole", CLUSTER_RULES), (RELEASE_NAMESPACE, "Role", RELEASE_RULES)):
-            self._grant(scope, kind, rules)
+        self.grant(GATEWAY_USER, "", "gateway", CLUSTER_RULES)
+        self.grant(GATEWAY_USER, RELEASE_NAMESPACE, "gateway", RELEASE_RULES)
         self.release_object("secrets", names.MASTER_KEY_SECRET, stringData={names.MASTER_KEY_FIELD: MASTER})
         catalogue = {names.CATALOGUE_FIELD: json.dumps(CATALOGUE)}
         self.release_object("configmaps", names.CATALOGUE_CONFIG_MAP, data=catalogue)
         wait_for("the CRD", lambda: self.api.exists(f"/apis/{names.API_VERSION}/{names.TRAINING_SESSION_PLURAL}"))
 
-    def _grant(self, namespace: str, kind: str, rules: list[dict[str, Any]]) -> None:
-        scope = f"/namespaces/{namespace}" if namespace else ""
-        group = "rbac.authorization.k8s.io"
-        path = f"/apis/{group}/v1{scope}/{kind.lower()}"
-        self.api.call("POST", f"{path}s", {"metadata": {"name": "gateway"}, "rules": rules})
+    def grant(self, user: str, namespace: str, name: str, rules: list[dict[str, Any]]) -> None:
+        """Give a user these rights in a namespace, or everywhere ("")."""
+        path, kind = _rbac(namespace)
+        self.api.call("POST", f"{path}s", {"metadata": {"name": name}, "rules": rules})
         binding = {
-            "metadata": {"name": "gateway"},
-            "roleRef": {"apiGroup": group, "kind": kind, "name": "gateway"},
-            "subjects": [{"apiGroup": group, "kind": "User", "name": GATEWAY_USER}],
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
+            "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user}],
         }
         self.api.call("POST", f"{path}bindings", binding)
+
+    @contextmanager
+    def withheld(self, name: str, group: str, resource: str, namespace: str) -> Iterator[None]:
+        """Take the gateway's right to create such objects out of one of its ClusterRoles for a while."""
+        path = f"{_rbac('')[0]}s/{name}"
+        before = self.api.call("GET", path)["rules"]
+        rest = [
+            {**rule, "verbs": [verb for verb in rule["verbs"] if verb != "create"]}
+            if resource in rule["resources"]
+            else rule
+            for rule in before
+        ]
+        rest = [rule for rule in rest if rule["verbs"]]
+        patch = "application/merge-patch+json"
+        self.api.call("PATCH", path, {"rules": rest}, patch)
+        try:
+            wait_for("the withdrawal", lambda: not self.api.allowed(GATEWAY_USER, group, resource, namespace))
+            yield
+        finally:
+            self.api.call("PATCH", path, {"rules": before}, patch)
 
     def namespace(self, name: str) -> str:
         self.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
@@ -164,10 +200,14 @@ class Cluster:
 
     def tenant(self, session: str = "small", base_model: str = "org/small") -> Tenant:
         """A namespace of its own with one TrainingSession."""
-        self._count += 1
-        tenant = Tenant(self, self.namespace(f"team-{self._count}"), session)
+        tenant = self.empty_tenant(session)
         tenant.create_session(session, base_model)
         return tenant
+
+    def empty_tenant(self, session: str) -> Tenant:
+        """A namespace of its own in which a TrainingSession of this name may come to be."""
+        self._count += 1
+        return Tenant(self, self.namespace(f"team-{self._count}"), session)
 
     def mint_key(self, namespace: str, *options: str) -> Key:
         """An API key by the real command, not applied yet."""
@@ -219,6 +259,19 @@ class Tenant:
         }
         self.uid = self.cluster.api.call("POST", self.path, body)["metadata"]["uid"]
 
+    def exists(self) -> bool:
+        """Is its session there?"""
+        return self.cluster.api.exists(f"{self.path}/{self.session}")
+
+    def adopt(self) -> None:
+        """Be the namespace of a session that somebody else has created."""
+        self.uid = self.cluster.api.call("GET", f"{self.path}/{self.session}")["metadata"]["uid"]
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The TrainingSessions of the namespace."""
+        found: list[dict[str, Any]] = self.cluster.api.call("GET", self.path)["items"]
+        return found
+
     def set_status(self, **status: Any) -> None:
         path = f"{self.path}/{self.session}/status"
         self.cluster.api.call("PATCH", path, {"status": status}, "application/merge-patch+json")
@@ -233,10 +286,10 @@ class Tenant:
         }
         self.set_status(phase=names.PHASE_RECOVERING, conditions=[condition], pod=None)
 
-    def serve(self, pod: PodProcess) -> None:
+    def serve(self, pod: PodProcess, **status: Any) -> None:
         """What the operator does once a pod of a new attempt runs."""
         place = {"name": f"{self.session}-a{self.attempt}-0", "uid": pod.uid, "ip": pod.ip}
-        self.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=pod.attempt, pod=place)
+        self.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=pod.attempt, pod=place, **status)
 
     def start_pod(self, processes: Processes, ip: str) -> PodProcess:
         """A pod of the next attempt; `serve` lets the gateway know of it."""
@@ -307,6 +360,17 @@ class GatewayProcess:
     def start(self) -> None:
         self.process = self._start()
         wait_for("gateway", lambda: answers(f"{self.url}/readyz") == 200, 60.0)
+
+    def logged(self, event: str, part: str = "") -> list[dict[str, Any]]:
+        """What this replica has logged under this name, as far as a text of it contains `part`."""
+        lines = self.log.read_text().splitlines(keepends=True)
+        records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
+        found = [record for record in records if record.get("event") == event]
+        return [record for record in found if any(part in str(value) for value in record.values())]
+
+    def wait_logged(self, event: str, part: str = "", count: int = 1) -> None:
+        """Until it has logged that so often."""
+        wait_for(f"{count} x {event!r} with {part!r} in {self.log}", lambda: len(self.logged(event, part)) >= count)
 
     def client(self, key: str) -> httpx.Client:
         """A client without the SDK, for what the SDK does not show."""

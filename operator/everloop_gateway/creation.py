@@ -1,0 +1,89 @@
+"""Finding the TrainingSession for a new model in the cluster, and making it from the catalogue where there is none."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import structlog
+
+from everloop_gateway.catalogue import session_manifest
+from everloop_gateway.cluster import Cluster
+from everloop_gateway.ids import shorten
+from everloop_gateway.keys import Principal
+from everloop_gateway.kube import ApiRefused, pause
+from everloop_gateway.placement import Create, Unplaceable, place
+from everloop_gateway.refusal import Refusal
+from everloop_gateway.routing import SessionView, Wait
+from everloop_gateway.upstream import Progress, until_available
+from everloop_operator.api import names
+
+LOOK_AGAIN_SECONDS = 1.0
+UNAUTHORIZED, FORBIDDEN, CONFLICT = 401, 403, 409
+
+log = structlog.get_logger(__name__)
+
+
+class Creation:
+    """Gives each new model its TrainingSession. Keeps nothing: whoever repeats the call finds what was made."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def session_for(
+        self, principal: Principal, base_model: str, progress: Progress, *, needs_slot: bool
+    ) -> SessionView:
+        """The TrainingSession for a new model (needs_slot) or sampling session; made if there is none. Raises Refusal.
+
+        Waits for the Kubernetes API for ever, and may be cancelled at any time.
+        """
+        cluster, namespace = self._cluster, principal.namespace
+        progress.outage = cluster.api_outage_seconds
+
+        def decide(sessions: list[SessionView]) -> SessionView | Create | Wait:
+            return place(base_model, namespace, sessions, cluster.catalogue.entries, needs_slot=needs_slot)
+
+        try:
+            with suppress(Unplaceable):
+                found = decide(cluster.sessions.in_namespace(namespace))
+                if isinstance(found, SessionView):
+                    return found
+            # The watch may be a moment behind: nothing is made or refused but from what the API server says now.
+            while True:
+                change = cluster.sessions.change(None)
+                found = decide(await until_available(lambda: cluster.list_sessions(namespace), progress))
+                if isinstance(found, SessionView):
+                    return found
+                if isinstance(found, Create):
+                    await self._create(principal, base_model, found, progress)
+                else:
+                    progress.waits(found.reason)
+                    await pause(change, LOOK_AGAIN_SECONDS)
+        except Unplaceable as error:
+            raise Refusal(400, str(error)) from None
+
+    async def _create(self, principal: Principal, asked: str, wanted: Create, progress: Progress) -> None:
+        """Make it, or find that somebody else just has: either way it is in the next list."""
+        cluster, namespace = self._cluster, principal.namespace
+        where = f"{names.TRAINING_SESSION_PLURAL}.{names.GROUP} in namespace {namespace!r}"
+        missing = f"base_model {shorten(asked)!r}: no TrainingSession in namespace {namespace!r} has room for it"
+        if not principal.subject:
+            raise Refusal(FORBIDDEN, f"{missing}, and to create one the API key needs a subject")
+        if not await until_available(lambda: cluster.may_create_session(principal), progress):
+            raise Refusal(FORBIDDEN, f"{missing}, and subject {principal.subject!r} must not create {where}")
+        manifest = session_manifest(wanted.base_model, wanted.template, namespace, wanted.name)
+        try:
+            # The right to ask, just used, comes with that to create: a 403 is from a quota or a rule of admission.
+            created = await until_available(
+                lambda: cluster.create_session(namespace, manifest), progress, held=(UNAUTHORIZED,)
+            )
+        except ApiRefused as error:
+            if error.status == CONFLICT:
+                # A quota was being counted at the same moment.
+                return
+            log.error("session refused", namespace=namespace, session=wanted.name, error=error.message)
+            raise Refusal(
+                FORBIDDEN if error.status == FORBIDDEN else 400,
+                f"{missing}, and the one that the catalogue describes is refused: {error.message}",
+            ) from None
+        event = "session created" if created else "session was created by another"
+        log.info(event, namespace=namespace, session=wanted.name, subject=principal.subject)
