@@ -16,6 +16,18 @@ from devcluster.build import ensure_helm
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHART = REPOSITORY / "helm" / "everloop"
+PLAIN: dict[str, Any] = {"name": "org/plain"}
+ON_DEMAND: dict[str, Any] = {
+    "name": "org/model",
+    "source": {"claim": {"claimName": "models", "path": "model"}},
+    "sessionTemplate": {
+        "metadata": {"labels": {"team": "x"}},
+        "spec": {"storage": {"journal": {"claim": {"claimName": "training"}}}},
+    },
+    "namespaces": ["team"],
+    "limit": 2,
+}
+"""Entries of the catalogue without and with a template."""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from everloop_gateway.catalogue import catalogue_entries
 from everloop_operator.api import names
 from everloop_operator.cluster.rbac import CLUSTER_RULES, RELEASE_RULES, Rule
-from tests.chart.conftest import pick
+from tests.chart.conftest import ON_DEMAND, PLAIN, Helm, pick
 
 Objects = list[dict[str, Any]]
+GATEWAY = "everloop-gateway"
 Right = tuple[str, str, str, str]
 """API group, resource, name of the one object or "", verb."""
 
@@ -62,16 +65,45 @@ def test_nodes_are_only_read(objects: Objects) -> None:
         assert verbs <= {"get", "list", "watch"}
 
 
+def writing(objects: Objects, kind: str) -> set[Right]:
+    """What the gateway may do but read: everywhere (ClusterRole), or in the release namespace (Role)."""
+    granted = rights(pick(objects, kind, GATEWAY))
+    return {right for right in granted if right[3] not in ("get", "list", "watch")}
+
+
+BINDINGS = {("", "configmaps", "", "create")}
+INTENTS = {("", "configmaps", "", "create"), ("", "configmaps", "", "delete")}
+SESSIONS = {
+    (names.GROUP, names.TRAINING_SESSION_PLURAL, "", "create"),
+    ("authorization.k8s.io", "subjectaccessreviews", "", "create"),
+}
+
+
 def test_gateway_writes_bindings_and_intents_and_nothing_else(objects: Objects) -> None:
     """It may create ConfigMaps, and delete them in the release namespace only; it changes nothing."""
-    everywhere = rights(pick(objects, "ClusterRole", "everloop-gateway"))
-    release = rights(pick(objects, "Role", "everloop-gateway"))
-    create, delete = ("", "configmaps", "", "create"), ("", "configmaps", "", "delete")
-    assert {right for right in everywhere if right[3] not in ("get", "list", "watch")} == {create}
-    assert {right for right in release if right[3] not in ("get", "list", "watch")} == {create, delete}
-    granted = everywhere | release
+    assert writing(objects, "ClusterRole") == BINDINGS
+    assert writing(objects, "Role") == INTENTS
+    granted = {right for role in roles(objects) for right in rights(role) if role["metadata"]["name"] == GATEWAY}
     assert (names.GROUP, names.TRAINING_SESSION_PLURAL, "", "watch") in granted
     assert ("", "configmaps", names.CATALOGUE_CONFIG_MAP, "watch") in granted
+
+
+@pytest.mark.parametrize(
+    ("entries", "allowed", "more"),
+    [
+        ([PLAIN], True, set()),
+        ([PLAIN, ON_DEMAND], True, SESSIONS),
+        ([PLAIN, ON_DEMAND], False, set()),
+    ],
+)
+def test_gateway_creates_sessions_only_where_a_template_says_so(
+    helm: Helm, entries: Objects, allowed: bool, more: set[Right]
+) -> None:
+    """Without a template, or with gateway.createSessions off, it has neither the right nor the template."""
+    objects = helm.template({"catalogue": entries, "gateway": {"createSessions": allowed}})
+    assert (writing(objects, "ClusterRole"), writing(objects, "Role")) == (BINDINGS | more, INTENTS)
+    read = json.loads(pick(objects, "ConfigMap", names.CATALOGUE_CONFIG_MAP)["data"][names.CATALOGUE_FIELD])
+    assert any(entry.template for entry in catalogue_entries(read)) == bool(more)
 
 
 @pytest.mark.parametrize("component", ["operator", "gateway"])

@@ -12,7 +12,7 @@ from everloop_gateway.settings import from_environment as read_gateway
 from everloop_operator.api import names
 from everloop_operator.settings import OperatorSettings
 from everloop_operator.settings import read as read_operator
-from tests.chart.conftest import CHART, REPOSITORY, Helm, pick, pod_specs
+from tests.chart.conftest import CHART, ON_DEMAND, REPOSITORY, Helm, pick, pod_specs
 
 Objects = list[dict[str, Any]]
 
@@ -149,7 +149,7 @@ def test_service_leads_to_the_gateway(objects: Objects) -> None:
 def test_catalogue_holds_the_values(helm: Helm) -> None:
     """The ConfigMap that the gateway follows says what values.yaml says, and is an empty list without any."""
     catalogue = [{"name": "org/model", "aliases": ["model"], "tokenizer_id": "/models/m", "alpha": 32}]
-    for given in (catalogue, []):
+    for given in (catalogue, [ON_DEMAND], []):
         config_map = pick(helm.template({"catalogue": given}), "ConfigMap", names.CATALOGUE_CONFIG_MAP)
         assert json.loads(config_map["data"][names.CATALOGUE_FIELD]) == given
 

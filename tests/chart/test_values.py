@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.chart.conftest import CHART, Helm
+from tests.chart.conftest import CHART, ON_DEMAND, Helm
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,21 @@ from tests.chart.conftest import CHART, Helm
         ({"operator": {"resources": {"limit": {}}}}, "limit"),
         ({"catalogue": [{"aliases": ["a"]}]}, "catalogue/0"),
         ({"catalogue": [{"name": "m", "alpha": "32"}]}, "catalogue/0/alpha"),
+        ({"catalogue": [{**ON_DEMAND, "limit": 0}]}, "catalogue/0/limit"),
+        ({"catalogue": [{**ON_DEMAND, "namespaces": "team"}]}, "catalogue/0/namespaces"),
+        ({"catalogue": [{**ON_DEMAND, "source": {}}]}, "catalogue/0/source"),
+        ({"catalogue": [{key: ON_DEMAND[key] for key in ("name", "sessionTemplate")}]}, "'source'"),
+        ({"catalogue": [{"name": "m", "limit": 1}]}, "'sessionTemplate'"),
+        ({"catalogue": [{**ON_DEMAND, "sessionTemplate": {}}]}, "catalogue/0/sessionTemplate"),
+        (
+            {"catalogue": [{**ON_DEMAND, "sessionTemplate": {"spec": {"storage": {}}}}]},
+            "catalogue/0/sessionTemplate/spec/storage",
+        ),
+        (
+            {"catalogue": [{**ON_DEMAND, "sessionTemplate": {"spec": {"storage": {"journal": {}}, "baseModel": {}}}}]},
+            "catalogue/0/sessionTemplate/spec/baseModel",
+        ),
+        ({"gateway": {"createSessions": "no"}}, "gateway/createSessions"),
         ({"evictionSeconds": "5"}, "evictionSeconds"),
         ({"nodeLostSeconds": 2}, "nodeLostSeconds"),
     ],

@@ -51,6 +51,22 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* The catalogue as the gateway reads it: without templates that it may not use. */}}
+{{- define "everloop.catalogue" -}}
+{{- $entries := list }}
+{{- range .Values.catalogue }}
+{{- $entries = append $entries (ternary . (omit . "sessionTemplate") $.Values.gateway.createSessions) }}
+{{- end }}
+{{- toJson $entries }}
+{{- end }}
+
+{{/* Not empty if there is a template among them. */}}
+{{- define "everloop.hasTemplate" -}}
+{{- range include "everloop.catalogue" . | fromJsonArray }}
+{{- if .sessionTemplate }}yes{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* Address of the gateway as users are told it. */}}
 {{- define "everloop.endpoint" -}}
 {{ .Values.gateway.endpoint | default (printf "http://everloop-gateway.%s:8000" .Release.Namespace) }}
