@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from everloop_operator.api import names
+from everloop_operator.api.training_session_status import ModelStatus
 from everloop_operator.core.events import Event
 from everloop_operator.core.plan import Poll, plan
 from everloop_operator.core.report import TrainerReport
@@ -240,7 +241,7 @@ async def test_progress_is_written_every_fifteen_seconds_at_most() -> None:
     observed = await loop.observer.observe(KEY, body, None)
     todo = plan(observed, SETTINGS)
     assert todo.status is not None
-    todo = replace(todo, status=todo.status.model_copy(update={"model_count": 3}))
+    todo = replace(todo, status=todo.status.model_copy(update={"models": [ModelStatus(id="m-1", step=3)]}))
     delay = await loop.executor.execute(KEY, body, observed, todo)
     assert delay is not None
     assert 0 < delay <= 15

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everloop_operator.api.training_session import Budget
-from everloop_operator.api.training_session_status import BudgetStatus, Recovery, TrainingSessionStatus
+from everloop_operator.api.training_session_status import BudgetStatus, ModelStatus, Recovery, TrainingSessionStatus
 from everloop_operator.core import recoveries, status
 from everloop_operator.core.observed import Trainer
 from everloop_operator.core.report import TrainerReport
@@ -175,7 +175,8 @@ def test_models_stay_while_the_session_recovers() -> None:
 @pytest.mark.parametrize(
     ("change", "urgent"),
     [
-        ({"model_count": 3}, False),
+        ({"models": [ModelStatus(id="m-1", step=3)]}, False),
+        ({"model_count": 3}, True),
         ({"phase": "Recovering"}, True),
         ({"attempt": 2}, True),
         ({"pod": None}, True),

@@ -193,6 +193,7 @@ def _vital(status: TrainingSessionStatus) -> tuple[Any, ...]:
         status.endpoint,
         [(item.type, item.status, item.reason) for item in status.conditions],
         status.storage.replay_mismatches if status.storage else 0,
+        status.model_count,
         status.recoveries,
         status.budgets.infrastructure.failures if status.budgets else [],
     )
