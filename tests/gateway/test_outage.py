@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
+from everloop_operator.api import names
 from tests.gateway.world import (
     Cluster,
     GatewayProcess,
@@ -26,15 +28,13 @@ from tests.gateway.world import (
 Start = Callable[..., SdkProcess]
 Address = Callable[[], str]
 
-OUTAGE_SECONDS = 33.0
-
 
 def assert_each_once(tenant: Tenant) -> None:
     counts = Counter(tenant.accepted())
     assert set(counts.values()) == {1}, counts
 
 
-def test_a_loop_outlasts_half_a_minute_without_a_pod(
+def test_a_loop_outlasts_a_time_without_a_pod(
     cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address, sdk: Start
 ) -> None:
     """Submits are held with white space, polls are told why, samples come again, and then it all goes on."""
@@ -49,41 +49,32 @@ def test_a_loop_outlasts_half_a_minute_without_a_pod(
         assert client.post("/create_sampling_session", json=body).status_code == 200
         pod.kill()
         tenant.recovering("node node-b lost")
-        started = time.monotonic()
         program.say("step")
         polling = background(client.post, "/retrieve_future", json={"request_id": f"{model}:0"})
         sampling = background(client.post, "/asample", json={"sampling_session_id": sampler, "seq_id": 0})
-        submitting = background(self_paced_bytes, client, {"model_id": model, "seq_id": 100})
-        sample = sampling.result(30)
-        assert (sample.status_code, 18 < time.monotonic() - started < 25) == (429, True)
-        poll = polling.result(20)
-        assert (poll.status_code, 28 < time.monotonic() - started < 35) == (408, True)
+        pieces: list[bytes] = []
+        submitting = background(read_pieces, client, {"model_id": model, "seq_id": 100}, pieces)
+        assert sampling.result(60).status_code == 429
+        poll = polling.result(60)
+        assert poll.status_code == 408
         assert poll.json()["queue_state"] == "paused_capacity"
         assert "is Recovering: node node-b lost" in poll.json()["queue_state_reason"]
-        time.sleep(max(0.0, OUTAGE_SECONDS - (time.monotonic() - started)))
+        wait_for("white space", lambda: len(pieces) >= 3)
         assert (tenant.accepted(), program.named("step")) == ([f"{model}:0"], [])
         tenant.serve(tenant.start_pod(processes, address()))
-        served = time.monotonic()
-        first_byte, pieces = submitting.result(10)
-    # Three spaces at 5, 15 and 25 s, then the answer.
-    assert 4 < first_byte - started < 7
+        submitting.result(30)
     assert pieces[:3] == [b" ", b" ", b" "]
     assert b"".join(pieces).strip().startswith(b'{"request_id"')
-    program.wait("step", 1, 20)
-    assert time.monotonic() - served < 5
+    program.wait("step")
     program.finish()
     assert_each_once(tenant)
 
 
-def self_paced_bytes(client: httpx.Client, body: dict[str, object]) -> tuple[float, list[bytes]]:
-    """When the first byte of an optim_step's answer came, and all its pieces."""
+def read_pieces(client: httpx.Client, body: dict[str, object], pieces: list[bytes]) -> None:
+    """Collect the pieces of an optim_step's answer as they come."""
     with client.stream("POST", "/optim_step", json=body) as answer:
         assert answer.status_code == 200
-        started, pieces = 0.0, []
-        for piece in answer.iter_raw():
-            started = started or time.monotonic()
-            pieces.append(piece)
-        return started, pieces
+        pieces.extend(answer.iter_raw())
 
 
 def test_calls_leave_a_silent_pod_as_soon_as_another_takes_its_place(
@@ -101,47 +92,36 @@ def test_calls_leave_a_silent_pod_as_soon_as_another_takes_its_place(
     old.freeze()
     with gateway.client(key) as client:
         submit = background(client.post, "/optim_step", json={"model_id": model, "seq_id": 50})
-        time.sleep(1.0)
+        wait_for("a call that nobody reads", lambda: unread(old.ip))
         assert not submit.done()
         tenant.serve(new)
-        replaced = time.monotonic()
-        assert submit.result(5).json() == {"request_id": f"{model}:50"}
-        program.wait("step", 1, 8)
-        assert time.monotonic() - replaced < 2
+        assert submit.result(30).json() == {"request_id": f"{model}:50"}
+        program.wait("step")
     assert tenant.calls("optim_step", new) >= 1
     program.finish()
     assert_each_once(tenant)
 
 
-def test_a_fenced_pod_is_never_seen_by_the_client(
-    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address, sdk: Start
+@pytest.mark.parametrize("mode", ["fenced", "stranger"])
+def test_a_pod_that_is_not_the_session_any_more_is_not_believed(
+    cluster: Cluster,
+    gateway: GatewayProcess,
+    tenant: Tenant,
+    processes: Processes,
+    address: Address,
+    sdk: Start,
+    mode: str,
 ) -> None:
-    """421 is between gateway and pod: the call waits for the incarnation that took over."""
+    """421 is between gateway and pod, 404 of whoever has a dead pod's address: the call waits for the next pod."""
     old = tenant.start_pod(processes, address())
     tenant.serve(old)
     program = sdk(gateway.url, cluster.key(tenant.namespace), "train")
     program.wait("created")
-    old.mode("fenced")
-    before = tenant.calls("forward_backward", old)
+    old.mode(mode)
     program.say("step")
-    wait_for("repeats", lambda: tenant.calls("forward_backward", old) >= before + 3)
-    tenant.serve(tenant.start_pod(processes, address()))
-    program.wait("step", 1, 8)
-    program.finish()
-    assert_each_once(tenant)
-
-
-def test_a_stranger_at_the_pods_address_is_not_believed(
-    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address, sdk: Start
-) -> None:
-    """Addresses of dead pods are given to others before the status says so: their 404 is no answer of the session."""
-    old = tenant.start_pod(processes, address())
-    tenant.serve(old)
-    program = sdk(gateway.url, cluster.key(tenant.namespace), "train")
-    program.wait("created")
-    old.mode("stranger")
-    program.say("step")
-    time.sleep(1)
+    gateway.wait_logged(
+        "call waits", f"{tenant.namespace}/{tenant.session} is Running; its session pod does not answer"
+    )
     tenant.serve(tenant.start_pod(processes, address()))
     program.wait("step", 1, 20)
     program.finish()
@@ -171,8 +151,7 @@ def test_a_model_created_before_there_is_a_pod(
 ) -> None:
     """The first call of a user who is faster than the cluster is held, too."""
     program = sdk(gateway.url, cluster.key(tenant.namespace), "train")
-    wait_for("the binding", tenant.bindings)
-    time.sleep(6)
+    gateway.wait_logged("call held", f"{tenant.namespace}/{tenant.session}")
     assert program.events == []
     tenant.serve(tenant.start_pod(processes, address()))
     program.wait("created")
@@ -188,7 +167,7 @@ def test_a_session_created_again_under_its_name_goes_on(
     program.wait("created")
     cluster.api.call("DELETE", f"{tenant.path}/{tenant.session}")
     program.say("step")
-    time.sleep(1.0)
+    gateway.wait_logged("call waits", f"{tenant.namespace}/{tenant.session} is not there")
     assert (len(tenant.accepted()), program.named("step")) == (1, [])
     tenant.create_session(tenant.session, "org/small")
     tenant.serve(tenant.start_pod(processes, address()))
@@ -223,22 +202,20 @@ def test_a_killed_gateway_loses_nothing(
 def test_an_ending_gateway_sends_its_clients_on(
     cluster: Cluster, tenant: Tenant, processes: Processes, address: Address
 ) -> None:
-    """SIGTERM: polls are answered, a streamed submit is dropped, and the process ends within seconds."""
+    """SIGTERM: polls are answered, a streamed submit is dropped, and the process ends."""
     gateway = GatewayProcess(processes, cluster, address())
     with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
         body = {"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"}
         begun = threading.Event()
         creating = background(stream_error, client, "/create_model", body, begun)
-        assert begun.wait(10)
+        assert begun.wait(30)
         polling = background(client.post, "/retrieve_future", json={"request_id": f"{session_id}:train:0:0"})
-        time.sleep(0.5)
+        gateway.wait_logged("call waits", f"{tenant.namespace}/{tenant.session}", 2)
         gateway.process.send_signal(signal.SIGTERM)
-        ended = time.monotonic()
-        poll = polling.result(5)
+        poll = polling.result(10)
         assert (poll.status_code, poll.headers["connection"]) == (408, "close")
-        assert creating.result(5) is httpx.RemoteProtocolError
-    gateway.process.wait(5)
-    assert time.monotonic() - ended < 4
+        assert creating.result(10) is httpx.RemoteProtocolError
+    gateway.process.wait(10)
     assert '"level": "error"' not in gateway.log.read_text()
 
 
@@ -281,13 +258,14 @@ def test_the_api_server_may_be_away(
     key = cluster.key(tenant.namespace)
     program = sdk(gateway.url, key, "train")
     program.wait("created")
+    earlier = len(gateway.logged("call waits", "the Kubernetes API does not answer"))
     api_server = process_of(cluster.plane.directory / "kube-apiserver")
     os.kill(api_server, signal.SIGSTOP)
     try:
         program.say("step")
         program.wait("step")
         late = sdk(gateway.url, key, "train")
-        time.sleep(8)
+        gateway.wait_logged("call waits", "the Kubernetes API does not answer", earlier + 1)
         assert late.events == []
     finally:
         os.kill(api_server, signal.SIGCONT)
@@ -295,3 +273,10 @@ def test_the_api_server_may_be_away(
     for each in (program, late):
         each.finish()
     assert_each_once(tenant)
+
+
+def unread(ip: str) -> bool:
+    """Has a connection to the session pod at this address brought what the pod has not read?"""
+    local = f"{socket.inet_aton(ip)[::-1].hex().upper()}:{names.TRAINER_PORT:04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(line[1] == local and int(line[4].partition(":")[2], 16) > 0 for line in lines)
