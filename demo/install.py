@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 RELEASE_NAMESPACE = "everloop-system"
 CHART = Path(__file__).resolve().parents[1] / "helm" / "everloop"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "trainingsession.yaml"
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -55,9 +58,22 @@ class Tools:
 
 
 def install_chart(tools: Tools, *, operator_image: str, trainer_image: str, tokenizer: Path) -> None:
-    """``helm install`` with the images of the local cluster, and wait until both Deployments are up."""
+    """``helm install`` with the images of the local cluster, and wait until both Deployments are up.
+
+    The catalogue lets clients whose subject may do so (`allow_sessions`) make the TrainingSession of
+    examples/trainingsession.yaml by asking for its base model.
+    """
+    example = yaml.safe_load(EXAMPLE.read_text())["spec"]
+    base_model = example.pop("baseModel")
     catalogue = [
-        {"name": BASE_MODEL, "aliases": ["SmolLM2-135M-Instruct"], "tokenizer_id": str(tokenizer), "alpha": 32}
+        {
+            "name": base_model["name"],
+            "aliases": ["SmolLM2-135M-Instruct"],
+            "tokenizer_id": str(tokenizer),
+            "alpha": 32,
+            "source": base_model["source"],
+            "sessionTemplate": {"spec": example},
+        }
     ]
     values = {"image": operator_image, "trainerImage": trainer_image, "catalogue": catalogue}
     tools.run(
@@ -124,6 +140,14 @@ def mint_key(tools: Tools, namespace: str, subject: str = "demo") -> str:
     )  # fmt: skip
     tools.kube("apply", "-f", "-", stdin=minted.stdout)
     return minted.stderr.strip().splitlines()[-1].split()[-1]
+
+
+def allow_sessions(tools: Tools, namespace: str, subject: str = "demo") -> None:
+    """Let a key's subject create TrainingSessions in its namespace, and so let the gateway make them on demand."""
+    tools.kube(
+        "-n", namespace, "create", "rolebinding", f"{subject}-trains", "--clusterrole", "everloop-edit",
+        "--user", subject,
+    )  # fmt: skip
 
 
 def gateway_url(tools: Tools) -> str:
