@@ -44,7 +44,7 @@ class Requests:
             case "refused":
                 return Operation(model, seq, Refused(("forward_backward", "optim_step", "images")[pick % 3], "no"))
             case "save":
-                return save(model, seq, f"n{pick % 2}", overwrite=pick > 2)
+                return save(model, seq, f"n{pick % 2}", overwrite=pick > 5)
             case "pin":
                 self._pins.append(f"tinker://{model}/weights/pin{seq}")
                 return save(model, seq, f"pin{seq}")
@@ -60,7 +60,7 @@ class Requests:
                 return load(model, seq, self._pins[-1 - pick % len(self._pins)], optimizer=kind == "load")
 
     def _begin(self, model: str, pick: int) -> Operation:
-        if model in (C, D):
+        if model in (C, D) and len(self._pins) > 1:
             return load(model, 0, self._pins[-1 - pick % len(self._pins)], optimizer=pick > 1)
         rank = 1000 if pick == 0 else 8 if model == B else 4
         return create(model, rank, seed=pick)

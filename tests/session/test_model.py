@@ -43,6 +43,7 @@ SOON = 0.02
 wanted = st.lists(
     st.tuples(st.sampled_from([A, A, B, B, C, D]), st.sampled_from(KINDS), st.integers(0, 11)), min_size=1, max_size=6
 )
+parts = st.lists(st.sampled_from(["fb", "fb", "bad", "forward"]), min_size=1, max_size=3)
 endings = st.sampled_from(["killed", "power", "chaos"])
 Work = Callable[[SessionService], Awaitable[object]]
 
@@ -83,7 +84,21 @@ class AnyClient(RuleBasedStateMachine):
 
     # what the client does
 
-    @rule(wanted=wanted, skipped=st.sets(st.integers(0, 5), max_size=2))
+    @rule(model=st.sampled_from([A, B, C, D]), parts=parts, asks=st.booleans())
+    def train(self, model: str, parts: list[str], asks: bool) -> None:
+        """A step as loops take it: parts of a forward_backward, perhaps their outcomes, then the optim_step."""
+        self.do(self.meanwhile(*self.new([(model, part, 1) for part in parts], set())))
+        if asks:
+            self.do(self.meanwhile(*[self.asks(request, 2.0) for request in self.untold()]))
+        self.do(self.meanwhile(*self.new([(model, "fb", 1)] * (len(parts) % 2) + [(model, "optim", 1)], set())))
+
+    @rule(saver=st.sampled_from([A, B]), loader=st.sampled_from([A, B, C, D]), kind=st.sampled_from(["pin", "save"]))
+    def save_and_load(self, saver: str, loader: str, kind: str) -> None:
+        self.do(self.meanwhile(*self.new([(saver, kind, 0)], set())))
+        self.do(self.meanwhile(*[self.asks(request, 2.0) for request in self.untold()]))
+        self.do(self.meanwhile(*self.new([(loader, "load", 0), (loader, "fb", 0), (loader, "optim", 0)], set())))
+
+    @rule(wanted=wanted, skipped=st.one_of(st.just(set()), st.just(set()), st.sets(st.integers(0, 5), max_size=2)))
     def send(self, wanted: list[tuple[str, str, int]], skipped: set[int]) -> None:
         """New numbers, all at once and in any order; some are left out for now."""
         self.do(self.meanwhile(*self.new(wanted, skipped)))
@@ -116,6 +131,11 @@ class AnyClient(RuleBasedStateMachine):
     def let_six_minutes_pass(self) -> None:
         """Numbers that stay away are given up, and nothing else is."""
         self.do(self.pass_six_minutes())
+
+    @rule()
+    def let_five_minutes_pass(self) -> None:
+        """Too short a time to give anything up."""
+        self.do(self.pass_five_minutes())
 
     # what happens to the session
 
@@ -226,6 +246,9 @@ class AnyClient(RuleBasedStateMachine):
     def asks(self, request: str, timeout: float) -> Work:
         return lambda service: self.calls.ask(service, request, timeout)
 
+    def untold(self) -> list[str]:
+        return [request for request, call in self.calls.known.items() if call.outcome is None and call.sent != NEVER]
+
     def left_out(self) -> list[Operation]:
         return [call.operation for call in self.calls.known.values() if call.acknowledged == NEVER]
 
@@ -330,6 +353,19 @@ class AnyClient(RuleBasedStateMachine):
             pass
         if incarnation.over:
             await self.bury()
+
+    async def pass_five_minutes(self) -> None:
+        if self.current is not None:
+            await self.bury()  # the next one's clock begins anew, and ends with it
+        incarnation = await self.serving()
+        incarnation.may_end = True
+        missing = self.first_missing()
+        for _ in range(int(SIX_MINUTES / STRIDE) - 3):
+            incarnation.world.clock.now += STRIDE
+            for request in missing[:1]:
+                await self.calls.ask(incarnation.world.service, request, 0)
+            await asyncio.sleep(SOON)
+        await self.bury()
 
     async def finish(self) -> None:
         """Everything is sent and told in the end; a restart later it is all as it was."""
