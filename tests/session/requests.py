@@ -62,7 +62,7 @@ class Requests:
     def _begin(self, model: str, pick: int) -> Operation:
         if model in (C, D) and len(self._pins) > 1:
             return load(model, 0, self._pins[-1 - pick % len(self._pins)], optimizer=pick > 1)
-        rank = 1000 if pick == 0 else 8 if model == B else 4
+        rank = 1000 if pick == 11 else 8 if model == B else 4
         return create(model, rank, seed=pick)
 
     def another(self, operation: Operation) -> Operation:
