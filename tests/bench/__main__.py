@@ -28,6 +28,7 @@ BENCHES = {
     "memory": "memory of all trainer processes against the bare loop's, and after 10,000 operations",
     "replay": "replay against the original",
     "recovery": "the time it takes to come back: engine, server, spare, pod, node, on the local cluster",
+    "restart": "opening a session of 100,000 operations",
     "keys": "an API key's effect, and its revocation",
 }
 
