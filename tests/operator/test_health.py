@@ -12,6 +12,7 @@ from everloop_operator.api.training_session_status import Condition, TrainingSes
 from everloop_operator.core.conditions import update
 from everloop_operator.core.health import Aspect
 from everloop_operator.core.observed import Claim, Container, Observed, Trainer
+from everloop_operator.core.report import TrainerReport
 from tests.operator.builders import (
     CLAIMS,
     NOW,
@@ -130,10 +131,19 @@ def test_volumes_ready_names_the_claim(claims: dict[str, Claim | None], reason: 
 def test_storage_error_of_the_trainer_is_shown() -> None:
     """A journal that can't be written makes VolumesReady False in the trainer's words."""
     result = decided(serving(trainer=Trainer(report=report(storage={"error": "no space left"}))))
-    assert condition(result, "VolumesReady")[1:] == ("StorageError", "the journal can't be written: no space left")
+    assert condition(result, "VolumesReady")[1:] == ("StorageError", "the storage has trouble: no space left")
     storage = status_of(result).storage
     assert storage is not None
     assert storage.error == "no space left"
+
+
+def test_storage_that_cannot_be_opened_is_shown() -> None:
+    """A server that has claimed nothing yet says why: the conditions carry it, and the session does not serve."""
+    opening = TrainerReport.model_validate({"state": "Opening", "storage": {"error": "identity.json: no JSON"}})
+    result = decided(serving(trainer=Trainer(report=opening)))
+    assert condition(result, "VolumesReady")[1:] == ("StorageError", "the storage has trouble: identity.json: no JSON")
+    assert condition(result, "Serving")[0] == "False"
+    assert "identity.json: no JSON" in condition(result, "Serving")[2]
 
 
 def test_scheduler_is_quoted_and_its_deadline_ends_in_failed() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from everloop_operator.api.training_session_status import TrainingSessionStatus
 from everloop_operator.cluster.trainer import TrainerClient
 from everloop_operator.core.children import RUN_DIRECTORY, trainer_config
 from everloop_operator.core.observed import Session
+from everloop_operator.loop.ports import Unanswered
 from everloop_trainer import exitcodes
 from everloop_trainer.config import PORT, read_config
 from everloop_trainer.spare import spare_config
@@ -72,3 +75,26 @@ async def test_the_operator_reads_the_pods_status(pod: Pod) -> None:
     assert report.state == "Serving"
     assert report.incarnation is not None
     assert report.incarnation.attempt == 1
+
+
+async def test_the_operator_reads_why_the_storage_cannot_be_opened(make_pod: Callable[..., Pod]) -> None:
+    """A server that finds its storage damaged says so, in a report that the operator takes, before it ends."""
+    pod = make_pod()
+    pod.start("server")
+    pod.wait_until("Starting")
+    pod.kill()
+    (pod.root / "identity.json").write_text("{}")
+    pod.start("server")
+    client = TrainerClient()
+    async with asyncio.timeout(30):
+        error = ""
+        while not error:
+            try:
+                report = await client.ask(pod.ip, TOKEN)
+            except Unanswered:
+                continue
+            error = report.storage.error
+    await client.close()
+    assert error.startswith("identity.json: ")
+    assert not report.serving
+    assert await asyncio.to_thread(pod.container.wait, 30) == exitcodes.STORAGE_FAILED

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from typing import Any
 
+import httpx
 import pytest
 
 from everloop_trainer.server import process
+from everloop_trainer.session.errors import StorageFailed
+from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionConfig, SessionService
+from everloop_trainer.store import space
 from everloop_trainer.store.opening import open_store
 from tests.server.pod import new_ip
 from tests.session.fake_engine import FakeSource
@@ -29,7 +35,7 @@ async def test_a_server_that_nobody_can_reach_ends(monkeypatch: pytest.MonkeyPat
             each.close()
         raise RuntimeError("the listener broke")
 
-    async def open_session() -> SessionService:
+    async def open_session(_begun: object) -> SessionService:
         serving.set()
         return SessionService(config, store.journal, store.states, FakeSource(files), store.history)
 
@@ -51,10 +57,32 @@ async def test_no_answer_waits_for_the_peer_to_acknowledge_its_head(monkeypatch:
         with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    async def open_session() -> SessionService:
+    async def open_session(_begun: object) -> SessionService:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets the event")
 
     monkeypatch.setattr(process._HttpServer, "serve", accept_one)
     await asyncio.wait_for(process.serve(new_ip(), 8080, "token", "pod-1", open_session), 10)
     assert options == [1]
+
+
+async def test_a_server_that_waits_for_space_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first record finds the storage full: until there is space the status tells, and then it ends."""
+    monkeypatch.setattr(space, "RESERVE", 1024)
+    files, ip = CrashFiles(Disk(), full_at=5), new_ip()
+
+    async def open_session(begun: Callable[[Journal], None]) -> SessionService:
+        await open_store(files, claimant(), TIME, probe_interval=0.01, begun=begun)
+        raise AssertionError("it opened on full storage")
+
+    server = asyncio.create_task(process.serve(ip, 8080, "token", "pod-1", open_session))
+    async with asyncio.timeout(30), httpx.AsyncClient(headers={"Authorization": "Bearer token"}) as client:
+        told: dict[str, Any] = {}
+        while "No space left" not in told.get("storage", {}).get("error", ""):
+            await asyncio.sleep(0.01)
+            told = (await client.get(f"http://{ip}:8080/status")).json()
+        assert told["state"] == "Opening"
+        assert (await client.get(f"http://{ip}:8080/readyz")).status_code == 503
+        files.full_at = files.refuse = None
+        with pytest.raises(StorageFailed, match="No space left"):
+            await server

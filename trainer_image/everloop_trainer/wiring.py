@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from everloop_trainer.logs import configure_logs
 from everloop_trainer.server.engine_client import SpareSocket
 from everloop_trainer.server.process import serve
 from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFailed, StorageMismatch
+from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionConfig, SessionService
 from everloop_trainer.session.status import BaseModel
 from everloop_trainer.store.dump import dump
@@ -41,7 +43,7 @@ def run_server() -> int:
     session = config.session
     configure_logs("server", session=f"{session.namespace}/{session.name}", pod=config.pod_name)
     try:
-        return asyncio.run(serve(config.pod_ip, PORT, token, config.pod_uid, lambda: open_session(config)))
+        return asyncio.run(serve(config.pod_ip, PORT, token, config.pod_uid, lambda begun: open_session(config, begun)))
     except Fenced as error:
         return _give_up(exitcodes.FENCED, f"Fenced: {error}")
     except StorageFailed as error:
@@ -51,8 +53,8 @@ def run_server() -> int:
         return _give_up(exitcodes.STORAGE_MISMATCH, f"StorageMismatch: {error}")
 
 
-async def open_session(config: TrainerConfig) -> SessionService:
-    """Claims the storage and takes over its history.
+async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) -> SessionService:
+    """Claims the storage and takes over its history; `begun` as in `open_store`.
 
     Raises:
         Fenced: this pod is superseded.
@@ -74,7 +76,7 @@ async def open_session(config: TrainerConfig) -> SessionService:
         attempt=config.session.attempt,
         pod_uid=config.pod_uid,
     )
-    store = await open_store(PosixFiles(Path(config.session.storage.root)), claimant, _now())
+    store = await open_store(PosixFiles(Path(config.session.storage.root)), claimant, _now(), begun=begun)
     settings = SessionConfig(
         incarnation=store.incarnation,
         previous=store.previous,

@@ -145,7 +145,7 @@ def _volumes(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> 
             return Aspect(False, names.REASON_CLAIM_NOT_BOUND, message)
     error = _storage_error(observed, pod)
     if error:
-        return Aspect(False, names.REASON_STORAGE_ERROR, f"the journal can't be written: {error}")
+        return Aspect(False, names.REASON_STORAGE_ERROR, f"the storage has trouble: {error}")
     return Aspect(True, names.REASON_AS_EXPECTED, "all claims are bound")
 
 

@@ -75,7 +75,7 @@ class _Routes:
         return PlainTextResponse("ok") if self._gate.ready else PlainTextResponse("not ready", 503)
 
     async def status(self, _request: Request) -> Response:
-        return JSONResponse(self._gate.service.status().to_json())
+        return JSONResponse(self._gate.status())
 
     async def create_model(self, request: Request) -> Response:
         return await self._submit(submissions.create_model(await read_json_object(request)))

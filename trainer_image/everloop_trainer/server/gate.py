@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everloop_trainer.session.errors import Fenced, StorageFailed
+from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionService
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -37,7 +38,17 @@ class Gate:
         self._token = token.encode()
         self._pod_uid = pod_uid
         self._service: SessionService | None = None
+        self._opening: Journal | None = None
+        self._failed = ""
         self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+
+    def begin(self, journal: Journal) -> None:
+        """The epoch is claimed; the journal's first record is being written."""
+        self._opening = journal
+
+    def fail(self, reason: str) -> None:
+        """The storage could not be opened."""
+        self._failed = reason
 
     def open(self, service: SessionService) -> None:
         """The journal is open and the epoch claimed: operations are accepted from now on."""
@@ -59,6 +70,15 @@ class Gate:
         if self._service is None or self.ended.done():
             raise Closed
         return self._service
+
+    def status(self) -> dict[str, Any]:
+        """The body of `GET /status`; before the session is open it says at most what is wrong with the storage."""
+        if self._service is not None:
+            return self.service.status().to_json()
+        if self.ended.done():
+            raise Closed
+        error = self._failed or (self._opening.trouble if self._opening is not None else "")
+        return {"state": "Opening", "storage": {"error": error}}
 
     async def call(self, work: Awaitable[_T]) -> _T:
         """Awaits the session's work; what ends the session ends the server.

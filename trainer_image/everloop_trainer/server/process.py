@@ -14,10 +14,15 @@ import uvicorn
 from everloop_trainer.server.app import build_app
 from everloop_trainer.server.gate import Gate
 from everloop_trainer.session.errors import Fenced, StorageFailed
+from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionService
 
 DRAIN_SECONDS = 20.0
 """How long an orderly shutdown may take to finish the running operation and snapshot every model."""
+
+TELL_SECONDS = 5.0
+"""How long a server that cannot open its storage says why before it ends and another one tries."""
+OpenSession = Callable[[Callable[[Journal], None]], Awaitable[SessionService]]
 
 _log = structlog.get_logger(__name__)
 
@@ -30,12 +35,10 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-async def serve(
-    host: str, port: int, token: str, pod_uid: str, open_session: Callable[[], Awaitable[SessionService]]
-) -> int:
+async def serve(host: str, port: int, token: str, pod_uid: str, open_session: OpenSession) -> int:
     """Serves until SIGTERM or SIGINT; returns 0 once the session is drained.
 
-    `open_session` opens the storage and claims the epoch.
+    `open_session` opens the storage and claims the epoch; it is given what to call with its journal meanwhile.
 
     Raises:
         OSError: the address cannot be bound.
@@ -79,13 +82,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _run_session(gate: Gate, open_session: Callable[[], Awaitable[SessionService]]) -> int:
+async def _run_session(gate: Gate, open_session: OpenSession) -> int:
     try:
-        opening = asyncio.ensure_future(open_session())
+        opening = asyncio.ensure_future(open_session(gate.begin))
         await asyncio.wait((opening, gate.ended), return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             return 0
-        service = await opening
+        try:
+            service = await opening
+        except StorageFailed as failure:
+            gate.fail(str(failure))
+            await asyncio.wait((gate.ended,), timeout=TELL_SECONDS)
+            raise
         gate.open(service)
         _log.info("session open", **service.status().to_json()["incarnation"])
         running = asyncio.create_task(service.run(), name="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,7 @@ import structlog
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from everloop_trainer.session.errors import JournalDamaged, StorageFailed, StorageMismatch
-from everloop_trainer.session.ports import Position
+from everloop_trainer.session.ports import Journal, Position
 from everloop_trainer.session.records import Open, Record, Seal
 from everloop_trainer.session.status import BaseModel, Incarnation
 from everloop_trainer.store import layout
@@ -70,9 +71,16 @@ class OpenedStore:
 
 
 async def open_store(
-    files: Files, claimant: Claimant, time: str, *, probe_interval: float = PROBE_INTERVAL
+    files: Files,
+    claimant: Claimant,
+    time: str,
+    *,
+    probe_interval: float = PROBE_INTERVAL,
+    begun: Callable[[Journal], None] | None = None,
 ) -> OpenedStore:
     """Claim the storage, read and seal its history, and open a journal of our own. `time` is RFC 3339.
+
+    `begun` is given the journal before its first record is written: on full storage that takes long, and it says why.
 
     Raises:
         Fenced: another pod owns the storage, or claimed it meanwhile.
@@ -92,6 +100,8 @@ async def open_store(
     lengths = {sealed.incarnation: sealed.length for sealed in seals}
     journal = JournalWriter(files, incarnation.number, lengths, probe_interval=probe_interval)
     opening = Open(incarnation.number, incarnation.attempt, incarnation.boot, incarnation.pod_uid, seals, time)
+    if begun is not None:
+        begun(journal)
     try:
         await asyncio.shield(journal.append(opening)[1])
     except BaseException:
