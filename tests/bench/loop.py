@@ -21,8 +21,9 @@ from tests.prepared import base_model
 BATCH, LENGTH, RANK = 4, 64, 32
 PAIRS, STEPS = 8, 4
 WARM_UP_STEPS = 2
-AGREEMENT = 2e-3
-"""Relative difference of two losses that float32 sums in different orders may grow to in so many steps."""
+AGREEMENT = 1e-5
+"""Relative difference of two losses that float32 sums in different orders may grow to in so many steps; two adapters
+that differ in nothing but their initial values are further apart after the first step."""
 GOAL = 1.05
 
 
