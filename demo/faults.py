@@ -68,10 +68,9 @@ def hold(
     dump: Callable[[], list[dict[str, Any]]],
     pids: Iterable[int],
     kind: str,
-    after: int = 0,
     seconds: float = 120.0,
 ) -> Running:
-    """Stop the engine in the middle of an operation of ``kind`` whose number is above ``after``.
+    """Stop the engine in the middle of an operation of ``kind``.
 
     The engine is left stopped (SIGSTOP), so that what is killed next surely falls into the operation.
 
@@ -82,7 +81,7 @@ def hold(
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         now = running(dump())
-        if now is not None and now.kind == kind and now.number > after:
+        if now is not None and now.kind == kind:
             send(pids, "engine", now.engine, signal.SIGSTOP)
             if running(dump()) == now:
                 return now

@@ -34,17 +34,3 @@ def running(records: Iterable[Mapping[str, Any]]) -> Running | None:
             case "open":
                 current = None
     return current
-
-
-def applied_steps(records: Iterable[Mapping[str, Any]], stream: str) -> list[int]:
-    """Numbers of the optim_steps of ``stream`` that have a successful result, in journal order."""
-    steps: set[int] = set()
-    finished: list[int] = []
-    for record in records:
-        if record.get("s") != stream:
-            continue
-        if record["t"] == "accept" and record["k"] == "optim_step":
-            steps.add(record["n"])
-        elif record["t"] == "result" and record["ok"] and record["n"] in steps:
-            finished.append(record["n"])
-    return finished

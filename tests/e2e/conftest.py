@@ -11,6 +11,6 @@ from tests.e2e.world import Everloop, installed
 
 @pytest.fixture(scope="session")
 def everloop() -> Iterator[Everloop]:
-    """An installation on three nodes, gone afterwards."""
-    with installed(nodes=3) as running:
+    """An installation on four nodes, gone afterwards."""
+    with installed(nodes=4) as running:
         yield running

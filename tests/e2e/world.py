@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from demo import adapters, install
+from demo import install
 from demo.loop import Loop
 from demo.session import Session, raise_session
 from devcluster.cluster import Cluster
@@ -49,11 +49,6 @@ class Everloop:
     def ledger(self, name: str) -> list[dict[str, Any]]:
         """What the loop of this name was told, in order."""
         return [json.loads(line) for line in (self.directory / f"{name}.ledger").read_text().splitlines()]
-
-    def adapter(self, name: str, step: int) -> dict[str, adapters.Tensor]:
-        """The weights that the loop of this name saved after a step, read from the session's volume."""
-        saved = next(e["path"] for e in self.ledger(name) if e["event"] == "saved" and e["step"] == step)
-        return self.session.adapter(saved)
 
     def chunk_datums(self) -> int:
         """How many datums the SDK puts in one chunk, as the gateway tells it."""

@@ -17,7 +17,7 @@ from tests.matrix.moments import Facts, gather
 from tests.matrix.pod import Pod
 from tests.matrix.victims import CONTROL_PLANE, Victim
 
-TAKEOVER_SECONDS = 180.0
+TAKEOVER_SECONDS = 400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Stage:
         return int(pod.name.rpartition("-a")[2].partition("-")[0])
 
     def _gone(self, pod: Pod) -> None:
-        eventually(lambda: not any(process.alive() for process in pod.all()), "the end of the fenced zombie")
+        eventually(lambda: not any(process.alive() for process in pod.all()), "the end of the fenced zombie", 120)
 
     def nodes_ready(self) -> None:
         """Wait until there are two nodes besides that of the session."""

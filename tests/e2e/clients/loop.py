@@ -8,7 +8,6 @@ import argparse
 import json
 import pathlib
 import random
-import sys
 
 import tinker
 from tinker import types
@@ -23,7 +22,6 @@ parser.add_argument("--length", type=int, default=48)
 parser.add_argument("--name", required=True)
 parser.add_argument("--ledger", required=True)
 parser.add_argument("--until", help="end after the step in which this file appears")
-parser.add_argument("--pause-every", type=int, default=0, help="wait for a line on stdin after so many steps")
 args = parser.parse_args()
 
 
@@ -73,8 +71,6 @@ while step < args.steps and not (args.until and pathlib.Path(args.until).exists(
         optim.result()
         note(event="step", rank=rank, step=step, loss=loss)
     print(f"step {step}/{args.steps} loss {loss:.6f}", flush=True)
-    if args.pause_every and step % args.pause_every == 0 and step < args.steps:
-        sys.stdin.readline()
 for rank, model in models.items():
     note(event="saved", rank=rank, step=step, path=model.save_state(args.name).result().path)
 sampler = models[args.ranks[0]].save_weights_and_get_sampling_client().result()

@@ -96,6 +96,8 @@ while ask(round=number) != "end":
     loaded = model.load_state_with_optimizer(saved).result()
     told("load_state", loaded=loaded.path)
     ask(at="idle")
-    told("idle", loss=model.forward(batch(number, 1, LENGTH), "cross_entropy").result().metrics["loss:sum"])
+    first = model.forward_backward(batch(4 * number, 2, LENGTH), "cross_entropy")
+    step = model.optim_step(adam(number))  # sent before the pass has ended, as loops do
+    told("idle", loss=first.result().metrics["loss:sum"], metrics=step.result().metrics)
 told("end", path=model.save_state(args.name).result().path)
 service.close("success").result()

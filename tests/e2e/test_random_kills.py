@@ -1,0 +1,33 @@
+"""Twenty kills at random, in whatever runs then; ``make soak`` goes on for as long as asked."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.e2e.world import Everloop
+from tests.soak.leg import LINGER_SECONDS, compare, drive, start
+
+pytestmark = pytest.mark.cluster
+
+KILLS = 20
+
+
+def test_loop_under_random_kills_equals_the_unbroken_one(everloop: Everloop) -> None:
+    """No exception, nothing done twice, the same results and the same adapter."""
+    seed = int(os.environ.get("EVERLOOP_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"EVERLOOP_TEST_SEED={seed}")
+    stop = everloop.directory / "stop"
+    broken = start(everloop, "random", seed, "--until", str(stop), "--linger", str(LINGER_SECONDS))
+    try:
+        struck = drive(everloop, broken, KILLS, random.Random(seed), print)
+        stop.touch()
+        path = broken.finish()
+    finally:
+        broken.loop.stop()
+    steps, fault = compare(everloop, broken, path, seed)
+    assert fault == ""
+    assert steps > 0
+    assert struck.victims.total() == KILLS
