@@ -61,7 +61,7 @@ def run(place: Path) -> list[Measure]:
 async def _fill(pod: Pod) -> float:
     """Run the operations; returns seconds. The spare is a process; the session lives here and is dropped at the end."""
     pod.start("spare")
-    service = await open_session(read_config(pod.environment))
+    service = await open_session(read_config(pod.environment), lambda _journal: None)
     running = asyncio.create_task(service.run())
     create = CreateModel(tinymodel.NAME, 4, 1, train_mlp=True, train_attn=True, train_unembed=True)
     try:
