@@ -49,7 +49,7 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ClusterError when the cluster is not fit for it, and what ends a watch."""
     cluster = kube.Kube(await kube.load_configuration())
     client = trainer.TrainerClient()
-    queue, cache = WorkQueue(), Cache(now)
+    queue, cache = WorkQueue(), Cache(now, settings.node_rules)
     poller = Poller(client, queue.add, now)
     try:
         master = await _patiently(lambda: _master_key(cluster, settings.release_namespace), stop)
@@ -59,7 +59,9 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
 
         executor = Executor(cluster, cache, token, now)
         observer = Observer(cluster, cache, poller, now)
-        plan_settings = Settings(settings.trainer_image, settings.gateway_endpoint, settings.node_lost_seconds)
+        plan_settings = Settings(
+            settings.trainer_image, settings.gateway_endpoint, settings.node_lost_seconds, settings.fleet_cap
+        )
         worker = Worker(queue, cache, observer, executor, poller, token, plan_settings)
         resync = Resync(cluster, cache, queue)
         alive = Liveness(queue, resync)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from everloop_operator.core import node_rules
+from everloop_operator.core.node_rules import NodeRule
 
 
 class SettingsError(Exception):
@@ -20,6 +26,10 @@ class OperatorSettings:
     pod_ip: str
     node_lost_seconds: float
     """How long a node may be not Ready before its pods are replaced."""
+    node_rules: tuple[NodeRule, ...]
+    """What else makes a node unfit."""
+    fleet_cap: float
+    """Share of the nodes with session pods that may be left at a time for their health, 0 to 1."""
 
 
 def read(environment: Mapping[str, str]) -> OperatorSettings:
@@ -29,7 +39,9 @@ def read(environment: Mapping[str, str]) -> OperatorSettings:
         trainer_image=_required(environment, "EVERLOOP_TRAINER_IMAGE"),
         gateway_endpoint=environment.get("EVERLOOP_GATEWAY_ENDPOINT", ""),
         pod_ip=_required(environment, "POD_IP"),
-        node_lost_seconds=_seconds(environment, "EVERLOOP_NODE_LOST_SECONDS", 2.0),
+        node_lost_seconds=_number(environment, "EVERLOOP_NODE_LOST_SECONDS", 2.0, 3600.0),
+        node_rules=_rules(environment),
+        fleet_cap=_number(environment, "EVERLOOP_FLEET_CAP_PERCENT", 20.0, 100.0) / 100,
     )
 
 
@@ -40,12 +52,25 @@ def _required(environment: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+def _rules(environment: Mapping[str, str]) -> tuple[NodeRule, ...]:
+    path = environment.get("EVERLOOP_NODE_RULES", "")
+    if not path:
+        return ()
+    try:
+        return node_rules.parse(Path(path).read_bytes())
+    except OSError as error:
+        raise SettingsError(f"EVERLOOP_NODE_RULES: {path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SettingsError(f"nodeHealth: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _number(environment: Mapping[str, str], name: str, default: float, most: float) -> float:
     text = environment.get(name) or str(default)
     try:
         value = float(text)
     except ValueError:
         raise SettingsError(f"{name} is not a number") from None
-    if not 0 <= value <= 3600:
-        raise SettingsError(f"{name} must be between 0 and 3600 seconds")
+    if not 0 <= value <= most:
+        raise SettingsError(f"{name} must be between 0 and {most:g}")
     return value

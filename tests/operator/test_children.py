@@ -18,7 +18,7 @@ from tests.operator.builders import NOW, session, spec
 
 
 def built(attempt: int = 3, avoid: tuple[str, ...] = (), **changes: Any) -> dict[str, Any]:
-    return children.pod(session(), spec(**changes), attempt, image="trainer:1", avoid=avoid)
+    return children.pod(session(), spec(**changes), attempt, image="trainer:1", shun=[], avoid=avoid)
 
 
 def container(body: dict[str, Any]) -> dict[str, Any]:

@@ -72,8 +72,9 @@ PHASE_PENDING = "Pending"
 PHASE_STARTING = "Starting"
 PHASE_RUNNING = "Running"
 PHASE_RECOVERING = "Recovering"
+PHASE_MOVING = "Moving"
 PHASE_FAILED = "Failed"
-PHASES = (PHASE_PENDING, PHASE_STARTING, PHASE_RUNNING, PHASE_RECOVERING, PHASE_FAILED)
+PHASES = (PHASE_PENDING, PHASE_STARTING, PHASE_RUNNING, PHASE_RECOVERING, PHASE_MOVING, PHASE_FAILED)
 
 # --- condition types ------------------------------------------------------------------------------------------------
 
@@ -118,6 +119,8 @@ REASON_BASE_MODEL_LOADING = "BaseModelLoading"
 REASON_BASE_MODEL_LOADED = "BaseModelLoaded"
 REASON_NODE_NOT_READY = "NodeNotReady"
 REASON_NODE_GONE = "NodeGone"
+REASON_NODE_UNHEALTHY = "NodeUnhealthy"
+REASON_NODE_AVOIDED = "NodeAvoided"
 REASON_BUDGET_EXHAUSTED = "BudgetExhausted"
 REASON_STARTUP_DEADLINE = "StartupDeadlineExceeded"
 REASON_UNSCHEDULABLE_DEADLINE = "UnschedulableDeadlineExceeded"
@@ -128,6 +131,7 @@ REASON_POD_INVALID = "PodInvalid"
 
 RECOVERY_NODE_LOST = "NodeLost"
 RECOVERY_NODE_GONE = "NodeGone"
+RECOVERY_NODE_HEALTH = "NodeHealth"
 RECOVERY_POD_LOST = "PodLost"
 RECOVERY_POD_FAILED = "PodFailed"
 RECOVERY_POD_DELETED = "PodDeleted"
@@ -140,6 +144,8 @@ RECOVERY_SERVER_RESTARTED = "ServerRestarted"
 
 EVENT_POD_CREATED = "PodCreated"
 EVENT_NODE_LOST = "NodeLost"
+EVENT_NODE_UNHEALTHY = "NodeUnhealthy"
+EVENT_MOVE_HELD_BACK = "MoveHeldBack"
 EVENT_POD_LOST = "PodLost"
 EVENT_NEW_ATTEMPT = "NewAttempt"
 EVENT_SERVING = "Serving"

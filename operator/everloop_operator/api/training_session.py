@@ -166,6 +166,11 @@ class RecoverySpec(ApiModel):
     infrastructure: Budget = Field(
         default=Budget(), description="Budget for lost nodes and for lost or failed pods; deletions are not counted."
     )
+    checkpoint_deadline_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=30,
+        description="Seconds for which a pod that is to leave its node may write snapshots before another takes over. "
+        "Nothing is lost without them; they shorten the replay.",
+    )
     force_delete_after_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         default=120,
         description="Seconds after which a replaced pod that does not go away is removed from the API without proof "

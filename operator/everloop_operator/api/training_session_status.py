@@ -112,8 +112,11 @@ class Recovery(ApiModel):
     id: Annotated[str, Field(max_length=64)] = Field(description="`a<attempt>`, or the trainer's id for one in place.")
     attempt: Count = Field(description="The attempt that took over, or that went on.")
     reason: Annotated[str, Field(max_length=64)] = Field(
-        description="NodeLost, NodeGone, PodLost, PodFailed, PodDeleted, SpecChanged, AvoidanceLifted, EngineLost or "
-        "ServerRestarted."
+        description="NodeLost, NodeGone, NodeHealth, PodLost, PodFailed, PodDeleted, SpecChanged, AvoidanceLifted, "
+        "EngineLost or ServerRestarted."
+    )
+    rule: Annotated[str, Field(max_length=63)] = Field(
+        default="", description="For NodeHealth: name of the rule that asked to leave the node."
     )
     node: Identifier = Field(default="", description="Node on which it happened.")
     resumed_from: Text = Field(default="", description="Model and operation number from which replay started.")
@@ -129,10 +132,11 @@ class TrainingSessionStatus(ApiModel):
     """What the session is."""
 
     observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
-    phase: Literal["", "Pending", "Starting", "Running", "Recovering", "Failed"] = Field(
+    phase: Literal["", "Pending", "Starting", "Running", "Recovering", "Moving", "Failed"] = Field(
         default="",
         description="The conditions in one word: Pending (no node yet), Starting, Running (serves), Recovering "
-        "(between a loss and serving again), Failed (see condition Stalled).",
+        "(between a loss and serving again), Moving (the same after leaving a node in good order), Failed (see "
+        "condition Stalled).",
     )
     attempt: Count = Field(default=0, description="Number of the current attempt; each has a pod of its own.")
     endpoint: Text = Field(default="", description="Where clients reach the session: the gateway.")

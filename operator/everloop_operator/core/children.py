@@ -71,8 +71,13 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
     }
 
 
-def pod(session: Session, spec: TrainingSessionSpec, attempt: int, *, image: str, avoid: Sequence[str]) -> Body:
-    """The pod of an attempt. `image` is the installation's; `avoid` are hostnames that it must not run on."""
+def pod(
+    session: Session, spec: TrainingSessionSpec, attempt: int, *, image: str, avoid: Sequence[str], shun: Sequence[str]
+) -> Body:
+    """The pod of an attempt. `image` is the installation's.
+
+    It must not run on the hostnames of `avoid`, and prefers others to those of `shun`.
+    """
     pod_spec: Body = {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": GRACE_SECONDS,
@@ -94,10 +99,15 @@ def pod(session: Session, spec: TrainingSessionSpec, attempt: int, *, image: str
         "containers": [_container(session, spec, attempt, spec.image or image)],
         "volumes": _volumes(session, spec, attempt),
     }
+    affinity: Body = {}
     if avoid:
-        expression = {"key": names.NODE_HOSTNAME_LABEL, "operator": "NotIn", "values": list(avoid)}
-        required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-        pod_spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+        required = {"nodeSelectorTerms": [{"matchExpressions": [_other_than(avoid)]}]}
+        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    if shun:
+        preferred = [{"weight": 100, "preference": {"matchExpressions": [_other_than(shun)]}}]
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
+    if affinity:
+        pod_spec["affinity"] = {"nodeAffinity": affinity}
     metadata = _metadata(session, pod_name(session.name, attempt), attempt)
     metadata["annotations"] = {
         names.ANNOTATION_TEMPLATE_HASH: template_hash(spec),
@@ -114,6 +124,10 @@ def token_secret(session: Session, attempt: int, token: str) -> Body:
     metadata["labels"][names.LABEL_TYPE] = names.TYPE_SESSION_TOKEN
     data = {names.TOKEN_FIELD: base64.b64encode(token.encode()).decode()}
     return {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
+
+
+def _other_than(hostnames: Sequence[str]) -> Body:
+    return {"key": names.NODE_HOSTNAME_LABEL, "operator": "NotIn", "values": list(hostnames)}
 
 
 def _metadata(session: Session, name: str, attempt: int) -> Body:

@@ -20,6 +20,8 @@ def phase(health: Health, *, scheduled: bool) -> str:
         return names.PHASE_FAILED
     if health.serving:
         return names.PHASE_RUNNING
+    if health.moving:
+        return names.PHASE_MOVING
     if health.recovering:
         return names.PHASE_RECOVERING
     return names.PHASE_STARTING if scheduled else names.PHASE_PENDING

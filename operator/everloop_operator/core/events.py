@@ -13,7 +13,11 @@ from . import recoveries
 from .losses import Loss
 from .observed import Observed
 
-NODE_REASONS = frozenset({names.RECOVERY_NODE_LOST, names.RECOVERY_NODE_GONE})
+NODE_REASONS = {
+    names.RECOVERY_NODE_LOST: names.EVENT_NODE_LOST,
+    names.RECOVERY_NODE_GONE: names.EVENT_NODE_LOST,
+    names.RECOVERY_NODE_HEALTH: names.EVENT_NODE_UNHEALTHY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ def tell(
     events: list[Event] = []
     attempt = desired.attempt
     if attempt > before.attempt > 0 and loss:
-        reason = names.EVENT_NODE_LOST if loss.reason in NODE_REASONS else names.EVENT_POD_LOST
+        reason = NODE_REASONS.get(loss.reason, names.EVENT_POD_LOST)
         if loss.counted or loss.reason == names.RECOVERY_POD_DELETED:
             events.append(Event("Warning" if loss.counted else "Normal", reason, loss.message, f"{attempt}"))
         message = f"attempt {attempt} replaces attempt {before.attempt} ({loss.reason})"

@@ -9,6 +9,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
 from .losses import Loss
+from .node_health import Verdict
 from .observed import Observed, Pod, Refusal, within
 
 UNREACHABLE_PATIENCE_SECONDS = 10.0
@@ -42,6 +43,8 @@ class Health:
     nodes: Aspect
     recovering: bool
     """Whether it has served, or an attempt before it has been lost."""
+    moving: bool
+    """Whether it has left its node in good order, and does not serve on another yet."""
     deadlines: tuple[datetime, ...]
     """When time alone may change the judgement."""
 
@@ -58,6 +61,8 @@ class Attempt:
     """Whether it is over itself, but can't be replaced now."""
     exhausted: bool
     """Whether that is for lack of a budget."""
+    verdict: Verdict | None = None
+    """What counts against its node."""
 
 
 def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, refusal: Refusal | None) -> Health:
@@ -67,7 +72,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     pods = _pods(observed, pod, refusal)
     volumes = _volumes(observed, spec, pod)
     before = observed.session.status
-    recovering = attempt.number > 1 or before.phase in (names.PHASE_RUNNING, names.PHASE_RECOVERING)
+    recovering = attempt.number > 1 or before.phase in (names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_MOVING)
     deadlines = [] if serving or attempt.lost else _deadlines(observed, spec, pod)
     times = [time for time, _ in deadlines]
     if pod and observed.trainer.unreachable_since:
@@ -79,10 +84,17 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
         pods=pods,
         volumes=volumes,
         base_model=_base_model(observed, attempt.number, pod),
-        nodes=_nodes(observed, pod, attempt.loss),
+        nodes=_nodes(observed, pod, attempt),
         recovering=recovering,
+        moving=_moving(observed, attempt),
         deadlines=tuple(times),
     )
+
+
+def _moving(observed: Observed, attempt: Attempt) -> bool:
+    opened = next((r for r in observed.session.status.recoveries if r.id == f"a{attempt.number}"), None)
+    reason = attempt.loss.reason if attempt.loss else (opened.reason if opened else "")
+    return reason == names.RECOVERY_NODE_HEALTH
 
 
 def _serves(observed: Observed, attempt: int, pod: Pod) -> bool:
@@ -174,15 +186,22 @@ def _base_model(observed: Observed, attempt: int, pod: Pod | None) -> Aspect:
     return Aspect(False, names.REASON_BASE_MODEL_LOADING, f"attempt {attempt} has not loaded the base model yet")
 
 
-def _nodes(observed: Observed, pod: Pod | None, loss: Loss | None) -> Aspect:
+def _nodes(observed: Observed, pod: Pod | None, attempt: Attempt) -> Aspect:
     if pod is None or not pod.node:
         return Aspect(None, names.REASON_WAITING, "no node yet")
     node = observed.nodes.get(pod.node)
     if node is None:
         return Aspect(False, names.REASON_NODE_GONE, f"node {pod.node} no longer exists")
     if not node.ready or node.out_of_service:
-        message = loss.message if loss else f"node {node.name} is not Ready ({node.reason or 'no reason given'})"
+        why = node.reason or "no reason given"
+        message = attempt.loss.message if attempt.loss else f"node {node.name} is not Ready ({why})"
         return Aspect(False, names.REASON_NODE_NOT_READY, message)
+    verdict = attempt.verdict
+    if verdict and verdict.moves:
+        return Aspect(False, names.REASON_NODE_UNHEALTHY, f"{verdict.message}; the session is about to leave it")
+    if verdict:
+        why = "; too many nodes show signals to leave it" if verdict.held_back else "; other nodes are preferred"
+        return Aspect(False, names.REASON_NODE_AVOIDED, verdict.message + why)
     return Aspect(True, names.REASON_AS_EXPECTED, f"node {node.name} is Ready")
 
 

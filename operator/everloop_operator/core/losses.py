@@ -8,15 +8,26 @@ from datetime import datetime, timedelta
 
 from everloop_operator.api import names
 
+from . import node_health
 from .observed import Observed, Pod, within
 
 AVOIDANCE_PATIENCE_SECONDS = 5.0
 """How long the scheduler may look for another node before one that failed, but is Ready again, is good enough."""
 
 COUNTED = frozenset(
-    {names.RECOVERY_NODE_LOST, names.RECOVERY_NODE_GONE, names.RECOVERY_POD_LOST, names.RECOVERY_POD_FAILED}
+    {
+        names.RECOVERY_NODE_LOST,
+        names.RECOVERY_NODE_GONE,
+        names.RECOVERY_NODE_HEALTH,
+        names.RECOVERY_POD_LOST,
+        names.RECOVERY_POD_FAILED,
+    }
 )
 """Reasons that use the infrastructure budget. What somebody asked for (deletion, change, preemption) does not."""
+
+
+FAILED_NODE = frozenset({names.RECOVERY_NODE_LOST, names.RECOVERY_NODE_HEALTH})
+"""Reasons for which the next pods must not run on the same node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,8 @@ class Loss:
     reason: str
     message: str
     node: str = ""
+    rule: str = ""
+    """Name of the rule on node health that asked for it."""
 
     @property
     def counted(self) -> bool:
@@ -33,9 +46,20 @@ class Loss:
         return self.reason in COUNTED
 
 
-def find(
-    observed: Observed, attempt: int, pod: Pod | None, *, template_hash: str, node_lost_seconds: float
-) -> Loss | None:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the decision that an attempt is over depends on, beside what is observed."""
+
+    template_hash: str
+    """Of the pod that the spec asks for."""
+    node_lost_seconds: float
+    checkpoint_seconds: float
+    """For how long a pod that has to leave its node may write snapshots before it does."""
+    fleet_cap: float
+    """Share of the nodes with session pods that may be left at a time for their health, 0 to 1."""
+
+
+def find(observed: Observed, attempt: int, pod: Pod | None, limits: Limits) -> Loss | None:
     """Why `attempt` is over, or None while it may go on. `pod` is its pod, None if there is none.
 
     Nodes come first: a pod on a lost node may still answer, and still must be replaced.
@@ -47,7 +71,7 @@ def find(
     if node_name:
         # A pod that is gone is lost anyway: a node that is not Ready is then the cause, however short.
         gone = pod is None or pod.deletion_requested is not None
-        loss = _node_loss(observed, node_name, recorded_uid, 0.0 if gone else node_lost_seconds)
+        loss = _node_loss(observed, node_name, recorded_uid, 0.0 if gone else limits.node_lost_seconds)
         if loss:
             return loss
     if pod is None:
@@ -64,8 +88,11 @@ def find(
     if pod.container.exit_code == names.EXIT_FENCED:
         detail = pod.container.exit_message or "another incarnation owns the storage"
         return Loss(names.RECOVERY_POD_FAILED, f"pod {name} was fenced off: {detail}", node_name)
-    if pod.template_hash != template_hash:
+    if pod.template_hash != limits.template_hash:
         return Loss(names.RECOVERY_SPEC_CHANGED, "the spec asks for another pod", node_name)
+    verdict = node_health.judge(observed, pod, limits.fleet_cap)
+    if verdict and node_health.may_leave(observed, verdict, limits.checkpoint_seconds):
+        return Loss(names.RECOVERY_NODE_HEALTH, verdict.message, verdict.node, verdict.signal.rule)
     if _avoids_in_vain(observed, pod):
         nodes = ", ".join(sorted(pod.avoided_nodes))
         return Loss(names.RECOVERY_AVOIDANCE_LIFTED, f"no node but those that failed before ({nodes}) has room")
@@ -132,7 +159,7 @@ def avoided_nodes(observed: Observed, loss: Loss | None, avoid_seconds: int) -> 
             _hostname(observed, name) for name in _failed(observed, avoid_seconds) if not _ready(observed, name)
         )
     failed = _failed(observed, avoid_seconds)
-    if loss and loss.reason == names.RECOVERY_NODE_LOST:
+    if loss and loss.reason in FAILED_NODE:
         failed.add(loss.node)
     return sorted(_hostname(observed, name) for name in failed)
 
@@ -142,7 +169,7 @@ def _failed(observed: Observed, avoid_seconds: int) -> set[str]:
     return {
         entry.node
         for entry in observed.session.status.recoveries
-        if entry.reason == names.RECOVERY_NODE_LOST and datetime.fromisoformat(entry.time) > oldest
+        if entry.reason in FAILED_NODE and datetime.fromisoformat(entry.time) > oldest
     }
 
 

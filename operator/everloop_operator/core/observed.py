@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
+from .node_rules import Signal
 from .report import TrainerReport
 
 
@@ -90,6 +91,8 @@ class Node:
     not_ready_since: datetime | None = None
     """When this operator first saw it not Ready, by its own clock."""
     out_of_service: bool = False
+    signals: tuple[Signal, ...] = ()
+    """What the installation's rules find at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,8 @@ class Observed:
     """Attempts whose names are still taken by pods of a deleted TrainingSession of the same name."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """By name: all nodes."""
+    hosting: Mapping[str, int] = field(default_factory=dict)
+    """Node name -> number of session pods on it, over all TrainingSessions."""
     claims: Mapping[str, Claim | None] = field(default_factory=dict)
     """By name; None where there is none of this name. A claim that could not be read is absent."""
     trainer: Trainer = field(default_factory=Trainer)

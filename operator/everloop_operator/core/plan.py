@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import BudgetStatus, TrainingSessionStatus
 
-from . import children, events, health, losses, recoveries, status
+from . import children, events, health, losses, node_health, recoveries, status
 from .losses import Loss
 from .observed import Observed, Pod, within
 
@@ -28,6 +28,8 @@ class Settings:
     image: str
     endpoint: str
     node_lost_seconds: float
+    fleet_cap: float = 0.2
+    """Share of the nodes with session pods that may be left at a time for their health, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Poll:
     pod_uid: str
     attempt: int
     every_seconds: float
+    snapshot: bool = False
+    """Whether to have it write snapshots of all models, because the pod will have to leave its node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,14 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     avoid = losses.avoided_nodes(observed, decision.loss, spec.recovery.avoid_seconds) if decision.create else []
     body = None
     if decision.create:
-        body = children.pod(session, spec, decision.attempt, image=settings.image, avoid=avoid)
+        shunned = node_health.avoided(observed)
+        body = children.pod(session, spec, decision.attempt, image=settings.image, avoid=avoid, shun=shunned)
     deletions, forced = old_pods(observed, spec, decision)
+    verdict = node_health.judge(observed, decision.pod, settings.fleet_cap)
     state = health.assess(
         observed,
         spec,
-        health.Attempt(decision.attempt, decision.pod, decision.loss, decision.lost, decision.exhausted),
+        health.Attempt(decision.attempt, decision.pod, decision.loss, decision.lost, decision.exhausted, verdict),
         refusal=None if decision.create else observed.refusal,
     )
     desired = status.build(observed, spec, decision.attempt, decision.pod, decision.budget, state, settings.endpoint)
@@ -118,7 +124,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         stale_tokens=_stale_tokens(observed, decision.attempt),
         status=desired,
         events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
-        poll=_poll(decision, state),
+        poll=_poll(decision, state, snapshot=verdict is not None and verdict.moves),
         requeue_after=_requeue_after(observed, spec, decision, state, settings),
     )
 
@@ -130,21 +136,25 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
     pod = next((pod for pod in observed.pods if pod.attempt == current), None)
     used = recorded.budgets.infrastructure if recorded.budgets else None
     budget = recoveries.budget(spec.recovery.infrastructure, used, observed.now)
-    template = children.template_hash(spec)
-
-    def find(attempt: int, of: Pod | None, node_lost_seconds: float) -> Loss | None:
-        return losses.find(observed, attempt, of, template_hash=template, node_lost_seconds=node_lost_seconds)
+    limits = losses.Limits(
+        children.template_hash(spec),
+        settings.node_lost_seconds,
+        spec.recovery.checkpoint_deadline_seconds,
+        settings.fleet_cap,
+    )
 
     if current == 0:
         return _next(observed, 0, None, None, budget)
-    loss = find(current, pod, settings.node_lost_seconds)
+    loss = losses.find(observed, current, pod, limits)
     if loss is None:
         cause = None
         if 0 < recorded.attempt < current:
             # A pod that is ahead of the status was made by a pass that did not come to write it: tell its story now.
             # That pass has waited for the node already, and a restarted operator no longer knows since when.
             before = next((item for item in observed.pods if item.attempt == recorded.attempt), None)
-            cause = find(recorded.attempt, before, 0.0) or losses.replaced(recorded.attempt, before)
+            at_once = replace(limits, node_lost_seconds=0.0, checkpoint_seconds=0.0)
+            cause = losses.find(observed, recorded.attempt, before, at_once)
+            cause = cause or losses.replaced(recorded.attempt, before)
         if cause and cause.counted:
             budget = recoveries.with_failure(budget, observed.now)
         return Decision(current, pod, create=False, loss=cause, exhausted=False, budget=budget)
@@ -211,12 +221,12 @@ def _stale_tokens(observed: Observed, attempt: int) -> tuple[int, ...]:
     return tuple(number for number in range(max(1, attempt - 5), attempt) if number not in live)
 
 
-def _poll(decision: Decision, state: health.Health) -> Poll | None:
+def _poll(decision: Decision, state: health.Health, *, snapshot: bool) -> Poll | None:
     pod = decision.pod
     if pod is None or not pod.ip or pod.terminal:
         return None
     # A lost pod that can't be replaced may come back with its node.
-    return Poll(pod.ip, pod.uid, pod.attempt, 3.0 if state.serving else 1.0)
+    return Poll(pod.ip, pod.uid, pod.attempt, 3.0 if state.serving and not snapshot else 1.0, snapshot)
 
 
 def _requeue_after(
@@ -227,6 +237,10 @@ def _requeue_after(
     node = observed.nodes.get(pod.node) if pod and pod.node else None
     if node and node.not_ready_since and decision.loss is None:
         times.append(node.not_ready_since + timedelta(seconds=settings.node_lost_seconds))
+    times.extend(node_health.due(observed, pod))
+    verdict = node_health.judge(observed, pod, settings.fleet_cap)
+    if verdict and verdict.moves:
+        times.append(node_health.checkpoint_deadline(observed, spec.recovery.checkpoint_deadline_seconds))
     if pod and pod.unschedulable_since and pod.avoided_nodes:
         times.append(pod.unschedulable_since + timedelta(seconds=losses.AVOIDANCE_PATIENCE_SECONDS))
     for old in observed.pods:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
+from .node_rules import NodeRule, signals
 from .observed import Claim, Container, Node, Pod, Session
 
 Body = Mapping[str, Any]
@@ -96,15 +97,16 @@ def pod_of(body: Body) -> Pod | None:
     )
 
 
-def node_of(body: Body, *, now: datetime, previous: Node | None = None) -> Node:
-    """A node; `previous` keeps the time since which it has not been Ready."""
+def node_of(body: Body, *, now: datetime, rules: Sequence[NodeRule] = (), previous: Node | None = None) -> Node:
+    """A node; `previous` keeps the times since which it has not been Ready and has shown its signals."""
     metadata = body["metadata"]
     ready: Body = next((c for c in (body.get("status") or {}).get("conditions", ()) if c["type"] == "Ready"), {})
     is_ready = ready.get("status") == "True"
+    if previous is not None and previous.uid != metadata["uid"]:
+        previous = None
     since = None
     if not is_ready:
-        same = previous is not None and previous.uid == metadata["uid"]
-        since = previous.not_ready_since if same and previous is not None and previous.not_ready_since else now
+        since = previous.not_ready_since if previous and previous.not_ready_since else now
     return Node(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -113,6 +115,7 @@ def node_of(body: Body, *, now: datetime, previous: Node | None = None) -> Node:
         reason=str(ready.get("reason", "")),
         not_ready_since=since,
         out_of_service=any(t["key"] == names.TAINT_OUT_OF_SERVICE for t in body.get("spec", {}).get("taints", ())),
+        signals=signals(body, rules, now=now, previous=previous.signals if previous else ()),
     )
 
 

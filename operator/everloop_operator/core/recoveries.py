@@ -38,7 +38,14 @@ def attempt_id(attempt: int) -> str:
 
 def opened(attempt: int, loss: Loss, now: datetime) -> Recovery:
     """The entry of an attempt that takes over now; its figures follow when it serves."""
-    return Recovery(id=attempt_id(attempt), attempt=attempt, reason=loss.reason, node=loss.node, time=format_time(now))
+    return Recovery(
+        id=attempt_id(attempt),
+        attempt=attempt,
+        reason=loss.reason,
+        rule=loss.rule,
+        node=loss.node,
+        time=format_time(now),
+    )
 
 
 def merge(

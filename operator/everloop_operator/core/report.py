@@ -87,6 +87,13 @@ class RecoveryReport(_Part):
     time: Stamp
 
 
+class SnapshotRequest(_Part):
+    """The latest request to write snapshots ahead of a move."""
+
+    pending: int = 0
+    """Models whose snapshot is still being written."""
+
+
 class TrainerReport(_Part):
     """The whole report."""
 
@@ -101,6 +108,8 @@ class TrainerReport(_Part):
     replay_mismatches: int = 0
     """Replayed operations whose result differed from the recorded one."""
     recoveries: list[RecoveryReport] = []
+    snapshot_request: SnapshotRequest | None = None
+    """None until one was made of this incarnation."""
 
     @property
     def serving(self) -> bool:

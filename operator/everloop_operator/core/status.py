@@ -94,7 +94,9 @@ def invalid(observed: Observed) -> TrainingSessionStatus:
     before = observed.session.status
     stalled = Aspect(True, names.REASON_INVALID_SPEC, observed.session.problem)
     unknown = Aspect(None, names.REASON_INVALID_SPEC)
-    health = Health(False, stalled, unknown, unknown, unknown, unknown, unknown, recovering=False, deadlines=())
+    health = Health(
+        False, stalled, unknown, unknown, unknown, unknown, unknown, recovering=False, moving=False, deadlines=()
+    )
     listed = conditions.update(
         before.conditions, conditions.aspects(health, ""), generation=observed.session.generation, now=observed.now
     )

@@ -6,12 +6,14 @@ next resync, which replaces everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from everloop_operator.api import names
+from everloop_operator.core.node_rules import NodeRule
 from everloop_operator.core.observed import Node, Pod
 from everloop_operator.core.projections import node_of, owner_uid, pod_of
 
@@ -46,8 +48,10 @@ def pod_key(body: Body) -> Key | None:
 class Cache:
     """Written by the watch, by resync and by our own writes; read by `observe`. Methods return the keys to wake."""
 
-    def __init__(self, now: Now) -> None:
+    def __init__(self, now: Now, rules: Sequence[NodeRule] = ()) -> None:
         self._now = now
+        self._rules = rules
+        self._hosting: Counter[str] = Counter()
         self._sessions: dict[Key, dict[str, Any]] = {}
         self._pods: dict[Key, dict[str, CachedPod]] = {}
         self._nodes: dict[str, Node] = {}
@@ -71,6 +75,10 @@ class Cache:
     def nodes(self) -> Mapping[str, Node]:
         """All nodes by name, as they are now: a view, because a copy for each pass would cost too much."""
         return MappingProxyType(self._nodes)
+
+    def hosting(self) -> Mapping[str, int]:
+        """How many session pods each node holds: a view."""
+        return MappingProxyType(self._hosting)
 
     # --- signals ---
 
@@ -100,6 +108,8 @@ class Cache:
         if known and known.version >= version_of(body):
             return set()
         self._pods.setdefault(key, {})[pod.name] = CachedPod(pod, owner_uid(body), version_of(body))
+        self._count(known.pod if known else None, -1)
+        self._count(pod, +1)
         return set() if known and known.pod == pod else {key}
 
     def drop_pod(self, body: Body) -> set[Key]:
@@ -119,7 +129,7 @@ class Cache:
         if self._node_versions.get(name, 0) >= version_of(body):
             return set()
         known = self._nodes.get(name)
-        node = self._nodes[name] = node_of(body, now=self._now(), previous=known)
+        node = self._nodes[name] = node_of(body, now=self._now(), rules=self._rules, previous=known)
         self._node_versions[name] = version_of(body)
         return set() if known == node else self._touched_by(node)
 
@@ -145,8 +155,14 @@ class Cache:
             if ((body.get("status") or {}).get("pod") or {}).get("node") == node.name
         }
 
+    def _count(self, pod: Pod | None, change: int) -> None:
+        if pod and pod.node:
+            self._hosting[pod.node] += change
+            if not self._hosting[pod.node]:
+                del self._hosting[pod.node]
+
     def _forget_pod(self, key: Key, name: str) -> None:
-        del self._pods[key][name]
+        self._count(self._pods[key].pop(name).pod, -1)
         if not self._pods[key]:
             del self._pods[key]
 

@@ -40,6 +40,7 @@ class Observer:
             pods=own,
             taken_attempts=frozenset(item.pod.attempt for item in cached if item.owner != session.uid),
             nodes=self._cache.nodes(),
+            hosting=self._cache.hosting(),
             claims=await self._read_claims(session),
             trainer=self._poller.trainer(key, current.uid if current else ""),
             refusal=refusal,

@@ -26,6 +26,10 @@ class _Target:
     task: asyncio.Task[None] | None = None
 
 
+def _place(poll: Poll) -> tuple[str, str, int]:
+    return poll.ip, poll.pod_uid, poll.attempt
+
+
 class Poller:
     """One task per session that has a pod to ask; wakes the session when the answer is another one than before."""
 
@@ -39,7 +43,7 @@ class Poller:
     def want(self, key: Key, poll: Poll | None, token: str = "") -> None:
         """From now on asks this pod, or nobody."""
         target = self._targets.get(key)
-        if target and poll and replace(poll, every_seconds=0.0) == replace(target.poll, every_seconds=0.0):
+        if target and poll and _place(poll) == _place(target.poll):
             target.poll = poll
             return
         if target and target.task:
@@ -59,7 +63,7 @@ class Poller:
             before = target.trainer
             try:
                 async with self._slots:
-                    report = await self._status.ask(target.poll.ip, target.token)
+                    report = await self._status.ask(target.poll.ip, target.token, snapshot=target.poll.snapshot)
                 target.trainer = Trainer(report=report)
             except Unanswered as error:
                 since = before.unreachable_since or self._now()
