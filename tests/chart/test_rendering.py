@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from everloop_gateway.settings import from_environment as read_gateway
 from everloop_operator.api import names
+from everloop_operator.core.node_rules import parse
 from everloop_operator.settings import OperatorSettings
 from everloop_operator.settings import read as read_operator
 from tests.chart.conftest import CHART, ON_DEMAND, REPOSITORY, Helm, pick, pod_specs
@@ -60,7 +62,7 @@ def test_pods_meet_the_restricted_standard(objects: Objects) -> None:
             "seccompProfile": {"type": "RuntimeDefault"},
         }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-        assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
+        assert all(set(volume) <= {"name", "emptyDir", "configMap"} for volume in spec["volumes"])
         for container in spec["containers"]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -94,21 +96,28 @@ def test_pods_leave_a_lost_node_within_seconds(helm: Helm) -> None:
         } == {"node.kubernetes.io/not-ready": 7, "node.kubernetes.io/unreachable": 7}
 
 
-def test_environment_is_the_one_the_programs_read(helm: Helm) -> None:
+def test_environment_is_the_one_the_programs_read(helm: Helm, tmp_path: Path) -> None:
     """Both programs accept the rendered environment and read in it what the values say; no variable goes unread."""
     values = {
         "trainerImage": "trainer:7",
         "operator": {"nodeLostSeconds": 3.5},
         "gateway": {"logLevel": "DEBUG", "endpoint": "https://everloop.example.com"},
+        "nodeHealth": {"fleetCapPercent": 35, "profiles": ["karpenter"]},
     }
-    specs = dict(pod_specs(helm.template(values, namespace="ours")))
-    environments = {name: _environment(spec) for name, spec in specs.items()}
+    rendered = helm.template(values, namespace="ours")
+    environments = {name: _environment(spec) for name, spec in pod_specs(rendered)}
+    rules = tmp_path / "rules.json"
+    rules.write_text(pick(rendered, "ConfigMap", "everloop-node-rules")["data"]["rules.json"])
+    assert environments["everloop-operator"]["EVERLOOP_NODE_RULES"] == "/etc/everloop/rules.json"
+    environments["everloop-operator"]["EVERLOOP_NODE_RULES"] = str(rules)
     assert read_operator(environments["everloop-operator"]) == OperatorSettings(
         release_namespace="ours",
         trainer_image="trainer:7",
         gateway_endpoint="https://everloop.example.com",
         pod_ip="127.11.0.5",
         node_lost_seconds=3.5,
+        node_rules=parse(json.dumps(yaml.safe_load((CHART / "profiles/karpenter.yaml").read_text()))),
+        fleet_cap=0.35,
     )
     gateway = read_gateway(environments["everloop-gateway"])
     assert (gateway.release_namespace, gateway.pod_ip, gateway.log_level) == ("ours", "127.11.0.5", "DEBUG")

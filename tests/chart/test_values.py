@@ -38,6 +38,13 @@ from tests.chart.conftest import CHART, ON_DEMAND, Helm
         ({"gateway": {"createSessions": "no"}}, "gateway/createSessions"),
         ({"evictionSeconds": "5"}, "evictionSeconds"),
         ({"nodeLostSeconds": 2}, "nodeLostSeconds"),
+        ({"nodeHealth": {"profiles": ["hyperpods"]}}, "nodeHealth/profiles/0"),
+        ({"nodeHealth": {"fleetCapPercent": 120}}, "nodeHealth/fleetCapPercent"),
+        (
+            {"nodeHealth": {"rules": [{"name": "r", "kind": "Label", "severity": "Move"}]}},
+            "nodeHealth/rules/0/severity",
+        ),
+        ({"nodeHealth": {"rules": [{"name": "r", "kind": "Label", "debounce": 3}]}}, "debounce"),
     ],
 )
 def test_wrong_value_is_named(helm: Helm, values: dict[str, Any], named: str) -> None:
