@@ -120,7 +120,7 @@ class OneCluster:
 class Silent:
     """A trainer that never answers."""
 
-    async def ask(self, ip: str, token: str, *, snapshot: bool = False) -> TrainerReport:
+    async def ask(self, ip: str, token: str, *, snapshot: str = "") -> TrainerReport:
         raise Unanswered("ConnectTimeout")
 
 
@@ -388,7 +388,7 @@ class Answers:
         self.answers = list(answers)
         self.asked = 0
 
-    async def ask(self, ip: str, token: str, *, snapshot: bool = False) -> TrainerReport:
+    async def ask(self, ip: str, token: str, *, snapshot: str = "") -> TrainerReport:
         self.asked += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, str):
@@ -415,7 +415,7 @@ async def test_poller_outlives_a_defect() -> None:
     """An answer that nobody foresaw counts as none, and the next one is asked for: the old report must not stand."""
 
     class Broken(Answers):
-        async def ask(self, ip: str, token: str, *, snapshot: bool = False) -> TrainerReport:
+        async def ask(self, ip: str, token: str, *, snapshot: str = "") -> TrainerReport:
             answer = await super().ask(ip, token, snapshot=snapshot)
             if self.asked == 2:
                 raise ZeroDivisionError

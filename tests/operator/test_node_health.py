@@ -76,10 +76,13 @@ def test_checkpoint_then_move_waits_for_the_snapshots() -> None:
     assert (asked.create_pod, status_of(asked).phase) == (None, "Running")
     assert asked.poll is not None
     assert asked.poll.snapshot
+    name = asked.poll.snapshot
     assert condition(asked, "NodesHealthy")[:2] == ("False", "NodeUnhealthy")
-    writing = after(first, asked, trainer=Trainer(report=report(1, snapshotRequest={"pending": 1})))
+    writing = after(first, asked, trainer=Trainer(report=report(1, snapshotRequest={"id": name, "pending": 1})))
     assert decided(writing).create_pod is None
-    written = replace(writing, trainer=Trainer(report=report(1, snapshotRequest={"pending": 0})))
+    other = replace(writing, trainer=Trainer(report=report(1, snapshotRequest={"id": "another", "pending": 0})))
+    assert decided(other).create_pod is None
+    written = replace(writing, trainer=Trainer(report=report(1, snapshotRequest={"id": name, "pending": 0})))
     result = decided(written)
     assert result.create_pod is not None
     assert (status_of(result).phase, status_of(result).recoveries[-1].rule) == ("Moving", "the-rule")

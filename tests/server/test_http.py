@@ -61,6 +61,19 @@ def test_answers_name_the_pod_that_gave_them(pod: Pod, wire: Wire) -> None:
     assert "x-everloop-pod-uid" not in httpx.get(f"{pod.url}/status").headers
 
 
+def test_the_operator_may_ask_for_snapshots(pod: Pod) -> None:
+    """With the session token, by name; what is no name is refused by its field, and others may not ask."""
+    token = {"Authorization": pod.headers["Authorization"]}
+    assert httpx.post(f"{pod.url}/snapshot", json={"id": "move-1"}, headers=token).status_code == 202
+    eventually(lambda: pod.get("/status").json()["snapshotRequest"] == {"id": "move-1", "pending": 0}, "the snapshots")
+    for wrong in ({}, {"id": 1}, {"id": ""}, {"id": "x" * 254}):
+        refused = httpx.post(f"{pod.url}/snapshot", json=wrong, headers=token)
+        assert (refused.status_code, "id: " in refused.text) == (400, True)
+    assert httpx.post(f"{pod.url}/snapshot", json={"id": "move-2"}).status_code == 401
+    other = token | {"X-Everloop-Pod-UID": "another"}
+    assert httpx.post(f"{pod.url}/snapshot", json={"id": "move-2"}, headers=other).status_code == 421
+
+
 def test_status_says_what_the_operator_shows(pod: Pod) -> None:
     """State, incarnation, base model with its hash, and the engine's process."""
     status = pod.get("/status").json()

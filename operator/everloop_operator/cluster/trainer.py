@@ -24,7 +24,7 @@ class TrainerClient:
         # Pods are dialled directly: no proxy. Redirects are not followed.
         self._client = httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False)
 
-    async def ask(self, ip: str, token: str, *, snapshot: bool = False) -> TrainerReport:
+    async def ask(self, ip: str, token: str, *, snapshot: str = "") -> TrainerReport:
         """The report of the server at this address. Raises Unanswered."""
         host = f"[{ip}]" if ":" in ip else ip
         server = f"http://{host}:{self._port}"
@@ -32,7 +32,8 @@ class TrainerClient:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 if snapshot:
                     # An older trainer knows no such request: then the pod leaves without one at its deadline.
-                    await self._client.post(f"{server}/snapshot", headers={"Authorization": f"Bearer {token}"})
+                    headers = {"Authorization": f"Bearer {token}"}
+                    await self._client.post(f"{server}/snapshot", headers=headers, json={"id": snapshot})
                 content = await self._read(f"{server}/status", token)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # TimeoutError is an OSError
             raise Unanswered(type(error).__name__) from None

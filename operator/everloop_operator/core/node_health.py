@@ -33,6 +33,11 @@ class Verdict:
         return self.signal.severity.moves and not self.held_back
 
     @property
+    def request(self) -> str:
+        """Name of the request for snapshots that the verdict leads to."""
+        return f"{self.signal.rule}-{self.signal.since.timestamp():.0f}"
+
+    @property
     def message(self) -> str:
         """For people."""
         return f"node {self.node}: {self.signal.detail} (rule {self.signal.rule})"
@@ -84,7 +89,7 @@ def may_leave(observed: Observed, verdict: Verdict, checkpoint_seconds: float) -
     if verdict.signal.severity is Severity.MOVE_NOW:
         return True
     request = observed.trainer.report.snapshot_request if observed.trainer.report else None
-    written = request is not None and request.pending == 0
+    written = request is not None and request.id == verdict.request and request.pending == 0
     return written or observed.now >= checkpoint_deadline(observed, checkpoint_seconds)
 
 

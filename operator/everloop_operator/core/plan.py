@@ -49,8 +49,9 @@ class Poll:
     pod_uid: str
     attempt: int
     every_seconds: float
-    snapshot: bool = False
-    """Whether to have it write snapshots of all models, because the pod will have to leave its node."""
+    snapshot: str = ""
+    """Name of the request to write snapshots of all models, because the pod will have to leave its node; '' for none.
+    A request of the same name is one request, however often it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         stale_tokens=_stale_tokens(observed, decision.attempt),
         status=desired,
         events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
-        poll=_poll(decision, state, snapshot=verdict is not None and verdict.moves),
+        poll=_poll(decision, state, snapshot=verdict.request if verdict and verdict.moves else ""),
         requeue_after=_requeue_after(observed, spec, decision, state, settings),
     )
 
@@ -221,7 +222,7 @@ def _stale_tokens(observed: Observed, attempt: int) -> tuple[int, ...]:
     return tuple(number for number in range(max(1, attempt - 5), attempt) if number not in live)
 
 
-def _poll(decision: Decision, state: health.Health, *, snapshot: bool) -> Poll | None:
+def _poll(decision: Decision, state: health.Health, *, snapshot: str) -> Poll | None:
     pod = decision.pod
     if pod is None or not pod.ip or pod.terminal:
         return None

@@ -90,6 +90,8 @@ class RecoveryReport(_Part):
 class SnapshotRequest(_Part):
     """The latest request to write snapshots ahead of a move."""
 
+    id: Short = ""
+    """Its name."""
     pending: int = 0
     """Models whose snapshot is still being written."""
 

@@ -107,6 +107,6 @@ class Cluster(Protocol):
 class TrainerStatus(Protocol):
     """The server in a session pod."""
 
-    async def ask(self, ip: str, token: str, *, snapshot: bool) -> TrainerReport:
-        """Its report; `snapshot` has it write snapshots of all models first. Raises Unanswered."""
+    async def ask(self, ip: str, token: str, *, snapshot: str) -> TrainerReport:
+        """Its report; a request of this name, unless it is empty, for snapshots of all models. Raises Unanswered."""
         ...

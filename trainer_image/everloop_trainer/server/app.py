@@ -49,6 +49,7 @@ def build_app(gate: Gate) -> Starlette:
             Route("/healthz", pod.healthz),
             Route("/readyz", pod.readyz),
             Route("/status", pod.status),
+            Route("/snapshot", pod.snapshot, methods=["POST"]),
             Route("/api/v1/training_runs", pod.training_runs),
             Route("/api/v1/training_runs/{run}", pod.training_run),
             Route("/api/v1/training_runs/{run}/checkpoints", pod.run_checkpoints),
@@ -76,6 +77,13 @@ class _Routes:
 
     async def status(self, _request: Request) -> Response:
         return JSONResponse(self._gate.status())
+
+    async def snapshot(self, request: Request) -> Response:
+        name = (await read_json_object(request)).get("id")
+        if not isinstance(name, str) or not 0 < len(name) <= 253:
+            raise HTTPException(400, "id: must be a string of 1 to 253 characters")
+        self._gate.service.request_snapshots(name)
+        return Response(status_code=202)
 
     async def create_model(self, request: Request) -> Response:
         return await self._submit(submissions.create_model(await read_json_object(request)))

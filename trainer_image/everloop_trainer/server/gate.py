@@ -16,6 +16,8 @@ from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionService
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPERATOR_PATHS = frozenset({"/status", "/snapshot"})
+"""The operator dials the pod that it made, and names none."""
 POD_UID_HEADER = "x-everloop-pod-uid"
 MISDIRECTED = 421
 
@@ -123,7 +125,7 @@ class Gate:
         if scheme.lower() != "bearer" or not hmac.compare_digest(credential.strip().encode(), self._token):
             return JSONResponse({"detail": "unauthorized"}, 401, headers={"WWW-Authenticate": "Bearer"})
         named = headers.get(POD_UID_HEADER)
-        if named != self._pod_uid and not (named is None and path == "/status"):
+        if named != self._pod_uid and not (named is None and path in OPERATOR_PATHS):
             return JSONResponse({"detail": f"{POD_UID_HEADER}: this is another pod"}, MISDIRECTED)
         if self.ended.done() or (self._service is None and path != "/status"):
             return self.closed_response()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -26,6 +27,15 @@ FIRST_DELAY = 0.02
 LONGEST_DELAY = 1.0
 LOST = (ConnectionError, EOFError)
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """What was last asked for from outside."""
+
+    name: str = ""
+    waiting: bool = False
+    """Whether no step boundary has been reached since."""
 
 
 class Runner:
@@ -54,6 +64,7 @@ class Runner:
         self._spared: dict[str, int] = {}
         """By model: up to which operation no replay has to run alone any more."""
         self._served = False
+        self._request = SnapshotRequest()
         self.engine: Engine | None = None
         self.running: Entry | None = None
         self.recoveries: list[Recovery] = []
@@ -74,6 +85,20 @@ class Runner:
         """A stream has an operation that may run."""
         self._turns.setdefault(stream)
         self._wake.set()
+
+    def request_snapshots(self, name: str) -> None:
+        """Snapshot every model at the next step boundary; a request of the same name is made once."""
+        if name != self._request.name:
+            self._request = SnapshotRequest(name, waiting=True)
+            self._wake.set()
+
+    @property
+    def requested(self) -> tuple[str, int] | None:
+        """Name of the latest request for snapshots, and how many models it still waits for; None if there was none."""
+        if not self._request.name:
+            return None
+        waiting = len(self._context.history.models) if self._request.waiting else self.snapshots.under_way
+        return self._request.name, waiting
 
     def drain(self) -> None:
         """Start nothing new: finish the running operation, snapshot every model, and end `run`."""
@@ -250,6 +275,11 @@ class Runner:
                 self._wake.clear()
                 if lost.done():
                     raise ConnectionError("the engine closed its connection")
+                if self._request.waiting:
+                    request = self._request
+                    await self.snapshots.begin_all(engine, self._generation)
+                    if self._request is request:
+                        self._request = replace(request, waiting=False)
                 entry = self._next()
                 if entry is None:
                     await self._wake.wait()

@@ -265,6 +265,7 @@ class SessionService:
             storage_error="; ".join(filter(None, [*troubles, *failures, *context.broken.values()])),
             replay_mismatches=context.replay_mismatches,
             recoveries=tuple(runner.recoveries),
+            snapshot_request=runner.requested,
         )
 
     def _model_status(self, model: Model) -> ModelStatus:
@@ -282,6 +283,10 @@ class SessionService:
             pending=len(stream.pending),
             latest_checkpoint=shown,
         )
+
+    def request_snapshots(self, name: str) -> None:
+        """Snapshot every model soon: the pod is about to leave its node. The status tells when that is done."""
+        self._runner.request_snapshots(name)
 
     async def run(self) -> None:
         """Drive the engine until this incarnation ends: raises Fenced or StorageFailed; returns after `drain`."""

@@ -71,6 +71,17 @@ class Snapshotting:
                 await self._take(engine, generation, model)
         await self._settle()
 
+    async def begin_all(self, engine: Engine, generation: int) -> None:
+        """Begin a snapshot of every model that changed since its last one. Raises ConnectionError or EOFError."""
+        for model in self._context.history.models.values():
+            if model.info.model_id not in self._context.broken and model.info.model_id not in self._tasks:
+                await self._take(engine, generation, model)
+
+    @property
+    def under_way(self) -> int:
+        """How many snapshots are being written."""
+        return len(self._tasks)
+
     async def abandon(self) -> None:
         """Stop what is still under way: without its manifest it does not count."""
         tasks = list(self._tasks.values())

@@ -81,6 +81,8 @@ class SessionStatus:
     storage_error: str
     replay_mismatches: int
     recoveries: tuple[Recovery, ...]
+    snapshot_request: tuple[str, int] | None
+    """Name of the latest request for snapshots, and how many models it still waits for."""
 
     def to_json(self) -> dict[str, Any]:
         """The body of `GET /status`."""
@@ -115,6 +117,9 @@ class SessionStatus:
                 }
                 for recovery in self.recoveries
             ],
+            "snapshotRequest": {"id": self.snapshot_request[0], "pending": self.snapshot_request[1]}
+            if self.snapshot_request
+            else None,
         }
 
 
