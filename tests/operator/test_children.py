@@ -156,6 +156,7 @@ def test_operator_reads_the_report_of_the_trainer() -> None:
         storage_error="e",
         replay_mismatches=1,
         recoveries=(trainer_status.Recovery("a3-b1-e2", "EngineLost", "m-1:4", 2, 0, 1.84, "2026-05-01T11:00:00Z"),),
+        snapshot_request=("the-rule-5", 2),
     )
     read = TrainerReport.model_validate_json(json.dumps(full.to_json()), extra="ignore")
     assert read.incarnation is not None
@@ -168,9 +169,13 @@ def test_operator_reads_the_report_of_the_trainer() -> None:
     [recovery] = read.recoveries
     assert (recovery.resumed_from, recovery.replayed_operations, recovery.seconds) == ("m-1:4", 2, "1.8")
     assert (read.storage.error, read.replay_mismatches) == ("e", 1)
-    fresh = trainer_status.SessionStatus("Starting", full.incarnation, "l", full.base_model, None, 0, (), "", "", 0, ())
+    assert read.snapshot_request is not None
+    assert (read.snapshot_request.id, read.snapshot_request.pending) == ("the-rule-5", 2)
+    fresh = trainer_status.SessionStatus(
+        "Starting", full.incarnation, "l", full.base_model, None, 0, (), "", "", 0, (), None
+    )
     read = TrainerReport.model_validate_json(json.dumps(fresh.to_json()))
-    assert (read.last_snapshot_time, read.engine.pid, read.serving) == (None, None, False)
+    assert (read.last_snapshot_time, read.engine.pid, read.serving, read.snapshot_request) == (None, None, False, None)
 
 
 def test_exit_codes_are_the_trainers() -> None:

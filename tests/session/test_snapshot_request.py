@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.session.test_failover import states
-from tests.session.world import A, B, Client, create, fb, optim, running, until
+from tests.session.world import A, B, Client, create, fb, optim, running, states, until
 from tests.store.crash_files import Disk
 
 BATCH = [[create(A)], [create(B)], [fb(A, 1), optim(A, 2)], [fb(B, 1), optim(B, 2)], [fb(A, 3)]]
