@@ -1,8 +1,12 @@
-"""``make acceptance``: the whole kill matrix and, beside it on a cluster of its own, twelve minutes without a node."""
+"""``make acceptance``: the whole kill matrix and, beside it on a cluster of its own, twelve minutes without a node.
+
+Then the tests of which ``make test`` runs a sample, in full.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import subprocess
@@ -11,11 +15,13 @@ from pathlib import Path
 
 from tests.soak.interrupt import end_like_ctrl_c
 
+WHOLE = ("tests/e2e/test_node_health.py",)
+"""Tests that run in full where EVERLOOP_TEST_WHOLE is set."""
 BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
 def main() -> int:
-    """Run both; the exit status is 0 only if both are well."""
+    """Run all; the exit status is 0 only if all are well."""
     parser = argparse.ArgumentParser(prog="make acceptance", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     arguments, matrix_arguments = parser.parse_known_args()
@@ -34,6 +40,8 @@ def main() -> int:
                     process.send_signal(signal.SIGTERM)
                 process.wait()
     print(log.read_text())
+    told = {**os.environ, "EVERLOOP_TEST_WHOLE": "1", "EVERLOOP_TEST_SEED": str(arguments.seed)}
+    ended["tests in full"] = subprocess.call([*module, "pytest", "-v", "-p", "no:cacheprovider", *WHOLE], env=told)
     print(*(f"{name}: {'as it should be' if code == 0 else f'FAILED ({code})'}" for name, code in ended.items()))
     return 1 if any(ended.values()) else 0
 
