@@ -115,8 +115,8 @@ class Recovery(ApiModel):
         description="NodeLost, NodeGone, NodeHealth, PodLost, PodFailed, PodDeleted, SpecChanged, AvoidanceLifted, "
         "EngineLost or ServerRestarted."
     )
-    rule: Annotated[str, Field(max_length=63)] = Field(
-        default="", description="For NodeHealth: name of the rule that asked to leave the node."
+    rule: Annotated[str, Field(max_length=63)] | None = Field(
+        default=None, description="For NodeHealth: name of the rule that asked to leave the node."
     )
     node: Identifier = Field(default="", description="Node on which it happened.")
     resumed_from: Text = Field(default="", description="Model and operation number from which replay started.")

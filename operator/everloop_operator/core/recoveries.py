@@ -42,7 +42,7 @@ def opened(attempt: int, loss: Loss, now: datetime) -> Recovery:
         id=attempt_id(attempt),
         attempt=attempt,
         reason=loss.reason,
-        rule=loss.rule,
+        rule=loss.rule or None,
         node=loss.node,
         time=format_time(now),
     )
