@@ -95,6 +95,23 @@ def resume(path: str, optimizer: bool, start: int, steps: int, sequences: int, l
     say(event="done")
 
 
+def reload(seed: int, path: str) -> None:
+    """Loads a checkpoint after each of two steps, without optimizer and with it, and goes on if it is refused."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(BASE_MODEL, rank=8, seed=seed).result()
+    say(event="created", model_id=client.model_id)
+    for step, load in enumerate((client.load_state, client.load_state_with_optimizer)):
+        client.forward_backward(batch(step, 4, 16), "cross_entropy").result()
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        try:
+            load(path).result()
+        except tinker.RequestFailedError as error:
+            say(event="refused", category=str(error.category), message=str(error))
+    client.save_state("final").result()
+    service.close("success").result()
+    say(event="done")
+
+
 def everything(seed: int) -> None:
     """Each call of the SDK that the pod serves, once, results printed."""
     service = tinker.ServiceClient()
@@ -213,6 +230,7 @@ if __name__ == "__main__":
     scenarios: dict[str, Callable[..., None]] = {
         "train": train,
         "resume": resume,
+        "reload": reload,
         "everything": everything,
         "chunks": chunks,
         "refusals": refusals,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import itertools
+import os
 from dataclasses import replace
 from typing import IO
 
 import pytest
 
-from everloop_trainer.session.errors import Fenced
+from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.identifiers import request_id, storage_id
 from everloop_trainer.session.ports import Lora, Manifest, Position, StateKind
 from everloop_trainer.store import layout
@@ -93,6 +95,24 @@ async def test_data_that_changed_or_vanished_is_not_intact() -> None:
     assert await store.states.find("snapshots", A, manifest.operation) is None
     del disk.files[path]
     assert not await store.states.intact(manifest)
+    await store.journal.close()
+
+
+async def test_data_that_the_disk_cannot_read_is_not_intact() -> None:
+    """It is of no more use than damaged data; trouble with the storage as a whole ends the incarnation."""
+
+    class Failing(CrashFiles):
+        def sha256(self, path: str) -> tuple[str, int]:
+            raise OSError(number, os.strerror(number), path)
+
+    disk = Disk()
+    store = await open_store(Failing(disk), claimant(), TIME)
+    manifest = await stored(store, disk, 1)
+    number = errno.EIO
+    assert not await store.states.intact(manifest)
+    number = errno.ESTALE
+    with pytest.raises(StorageFailed):
+        await store.states.intact(manifest)
     await store.journal.close()
 
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import structlog
+
 from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.history import History
 from everloop_trainer.session.ports import Journal, States
@@ -16,6 +18,7 @@ from everloop_trainer.session.status import BaseModel, Incarnation
 from everloop_trainer.session.underway import Underway
 
 SEED_BITS = 31
+log = structlog.get_logger(__name__)
 
 
 def now() -> str:
@@ -77,9 +80,15 @@ class Context:
     """Why the operation that runs now cannot be stored: the storage is full, over its quota or read-only."""
     replay_mismatches: int = 0
     broken: dict[str, str] = field(default_factory=dict)
-    """Models that could not be brought back, and why: their operations wait for a person."""
+    """Streams that stopped, and why: their operations wait for a person, or for an engine that finds all well again."""
     storage_errors: dict[str, str] = field(default_factory=dict)
     """What could not be stored the last time that it was tried, and why; it is tried again by itself."""
+
+    def stop(self, stream: str, why: str) -> None:
+        """Run nothing more of this stream, and say so; the others go on."""
+        if self.broken.get(stream) != why:
+            log.error("stopped: its operations wait until its storage is mended", stream=stream, reason=why)
+        self.broken[stream] = why
 
     def end(self, failure: Fenced | StorageFailed) -> None:
         """Nothing more may be acknowledged or delivered: stop everything."""

@@ -57,7 +57,11 @@ class Execution:
         self._context = context
         self._loading = Loading(context)
 
-    async def run(self, engine: Engine, generation: int, entry: Entry) -> Ending:
+    async def request(self, entry: Entry) -> bytes:
+        """What `run` needs of the body that an operation was accepted with. Raises JournalDamaged, StorageFailed."""
+        return await self._context.journal.read(entry.accepted) if isinstance(entry.args, ForwardBackward) else b""
+
+    async def run(self, engine: Engine, generation: int, entry: Entry, request: bytes) -> Ending:
         """The result record of an operation and its body.
 
         Raises:
@@ -68,7 +72,7 @@ class Execution:
         try:
             while True:
                 try:
-                    return await self._run(engine, generation, entry)
+                    return await self._run(engine, generation, entry, request)
                 except EngineRefused as refused:
                     if not refused.out_of_space:
                         return self._failed(entry, refused.error, refused.category)
@@ -86,7 +90,7 @@ class Execution:
         kind = args.operation if isinstance(args, Refused) else args.KIND
         return self._failed(entry, cause(kind, entry.request_id), "server")
 
-    async def _run(self, engine: Engine, generation: int, entry: Entry) -> Ending:
+    async def _run(self, engine: Engine, generation: int, entry: Entry, request: bytes) -> Ending:
         args = entry.args
         if isinstance(args, Refused):
             return self._failed(entry, args.error)
@@ -103,7 +107,6 @@ class Execution:
             return self._failed(entry, f"model_id: {entry.stream} was not created: {reason}")
         match args:
             case ForwardBackward():
-                request = await self._context.journal.read(entry.accepted)
                 answer = await engine.forward_backward(entry.stream, entry.seq, args.forward_only, request)
                 return self._succeeded(entry, answer, PROTOBUF)
             case OptimStep():

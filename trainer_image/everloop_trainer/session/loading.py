@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from everloop_trainer.session.admission import refuse_load
 from everloop_trainer.session.context import Context
+from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.history import Checkpoint
 from everloop_trainer.session.operations import LoadWeights
-from everloop_trainer.session.ports import ALPHA, Engine, Manifest
+from everloop_trainer.session.ports import ALPHA, Engine, Manifest, Written
 from everloop_trainer.session.records import Loaded
 from everloop_trainer.session.recovery import stands_on
 from everloop_trainer.session.streams import Entry
@@ -43,7 +44,10 @@ class Loading:
         return found if error is None else error
 
     async def run(self, engine: Engine, generation: int, entry: Entry, args: LoadWeights, source: Checkpoint) -> Loaded:
-        """Load, and store what was loaded as the model's snapshot. Raises as Engine and States do."""
+        """Load, and store what was loaded as the model's snapshot.
+
+        Raises as Engine and States do; EngineRefused of category `user` if the checkpoint is not what was saved.
+        """
         states, lora = self._context.states, source.lora
         manifest = await states.find("snapshots", entry.stream, entry.request_id)
         if manifest is not None:  # an earlier try got as far as this
@@ -53,7 +57,13 @@ class Loading:
         stored = source.stored
         place = states.place("snapshots", entry.stream, entry.seq, generation)
         path = states.path(stored.kind, source.model_id, stored.key)
-        await engine.load(STAGING, path, lora, stored.sha256, args.optimizer)
+        try:
+            await engine.load(STAGING, path, lora, stored.sha256, args.optimizer)
+        except EngineRefused as refused:
+            if await states.holds(stored.kind, source.model_id, stored.key, Written(stored.sha256, stored.size)):
+                raise
+            error = f"path: the storage does not hold {args.path!r} as it was saved: {refused.error}"
+            raise EngineRefused(error, "user") from refused
         try:
             written = await engine.write(STAGING, entry.seq, place.path, "all")
             await engine.restore(entry.stream, place.path, lora, written.sha256, "all")

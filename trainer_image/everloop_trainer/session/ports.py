@@ -203,6 +203,9 @@ class States(Protocol):
     async def find(self, kind: StateKind, model: str, operation: str) -> Manifest | None:
         """The intact checkpoint that an earlier try of this operation stored, if any."""
 
+    async def holds(self, kind: StateKind, model: str, key: str, written: Written) -> bool:
+        """Whether a state's data file is there and is what was written."""
+
     async def retain(self, model: str, kept: str | None) -> None:
         """Read the fence, then delete all snapshots but the newest two and the one of key `kept`."""
 

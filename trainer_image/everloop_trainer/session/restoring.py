@@ -69,8 +69,7 @@ class Restoring:
                 replay_seconds=round(ended - loaded, 3),
             )
             return Restored(model_id, plan.resumed_from, len(plan.replay), seconds)
-        log.error("model is broken: its operations wait until its storage is mended", model=model_id, reason=reason)
-        context.broken[model_id] = reason
+        context.stop(model_id, f"could not be restored: {reason}")
         return None
 
     async def _load(self, engine: Engine, model: Model, plan: Plan) -> None:

@@ -10,6 +10,7 @@ import structlog
 
 from everloop_trainer.session.autosaving import Autosaving
 from everloop_trainer.session.context import Context
+from everloop_trainer.session.errors import JournalDamaged
 from everloop_trainer.session.execution import Execution
 from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import storage_id
@@ -224,6 +225,8 @@ class Runner:
     async def _recover(self, engine: Engine) -> None:
         """Bring every model back, and report it if there was something to recover."""
         restored = []
+        for name in self._context.broken.keys() - self._context.history.models.keys():
+            del self._context.broken[name]  # there is nothing to restore: what was damaged is read again
         for model in list(self._context.history.models.values()):
             done = await self._restoring.restore(engine, model)
             if done is not None:
@@ -263,8 +266,8 @@ class Runner:
         )
 
     def _lost_operations(self) -> int:
-        """Accepted operations that have no result and cannot be run: those of models that could not be restored."""
-        return sum(len(self._context.history.streams[model].pending) for model in self._context.broken)
+        """Accepted operations that have no result and cannot be run: those of streams that stopped."""
+        return sum(len(self._context.history.streams[stream].pending) for stream in self._context.broken)
 
     async def _serve(self, engine: Engine) -> None:
         """Run operations until drained, or until one must run alone. Raises ConnectionError, EOFError: engine lost."""
@@ -309,15 +312,22 @@ class Runner:
         """Run an operation and make its result durable before anything else happens.
 
         A snapshot may follow only then: one that holds an operation without a result would make it count twice.
+        An operation that cannot be read back stops its stream; no engine has tried it then, so none can be said to
+        have died in it.
         """
         context = self._context
+        try:
+            request = await self._execution.request(entry)
+        except JournalDamaged as damage:
+            context.stop(entry.stream, str(damage))
+            return
         tried = Try(entry.stream, entry.seq, engine.pid)
         position, noted = context.journal.note(tried)
         await asyncio.shield(noted)
         context.history.apply(tried, position)
         self.running = entry
         started = context.config.monotonic()
-        result, body = await self._execution.run(engine, self._generation, entry)
+        result, body = await self._execution.run(engine, self._generation, entry, request)
         seconds = context.config.monotonic() - started
         await self._end(entry, result, body)
         if changes_state(entry):

@@ -150,7 +150,8 @@ class SessionService:
     async def outcome(self, request: str, timeout: float) -> Outcome | Pending | Unknown:
         """The outcome of an operation, waiting up to `timeout` seconds for it.
 
-        Before an outcome is returned the fence was read; a failure's delivery was journaled and flushed.
+        Before an outcome is returned the fence was read; a failure's delivery was journaled and flushed. A result that
+        cannot be read back stops its stream and stays pending: it is never told otherwise than it was recorded.
         """
         self._heard = self._context.config.monotonic()
         entry = self._context.history.entry(request)
@@ -164,7 +165,18 @@ class SessionService:
             self._context.ended.result()
         if entry.ended is None:
             return self._pending(entry)
-        return await self._deliver(entry, entry.ended)
+        try:
+            return await self._deliver(entry, entry.ended)
+        except JournalDamaged as damage:
+            return await self._stopped(entry.stream, damage, timeout)
+
+    async def _stopped(self, stream: str, damage: JournalDamaged, timeout: float) -> Pending:
+        """What is told of a damaged result, after `timeout` seconds: whoever hears of it asks again at once."""
+        self._context.stop(stream, str(damage))
+        await asyncio.wait({self._context.ended}, timeout=timeout)
+        if self._context.ended.done():
+            self._context.ended.result()
+        return _waits_for_mending(stream, str(damage), 0)
 
     async def _deliver(self, entry: Entry, ended: Ended) -> Outcome | Pending:
         result = ended.result
@@ -204,7 +216,7 @@ class SessionService:
         broken = self._context.broken.get(entry.stream)
         missing = streams[entry.stream].missing()
         if broken is not None:
-            return Pending("paused_capacity", f"this model could not be restored: {broken}", before)
+            return _waits_for_mending(entry.stream, broken, before)
         if missing is not None:
             waits = f"waiting for operation {missing} of this model, which has not arrived"
             return Pending("active", f"{waits}; after {MINUTES} minutes it is given up", before)
@@ -253,6 +265,7 @@ class SessionService:
         context, runner = self._context, self._runner
         troubles = self._trouble(), context.underway.trouble
         failures = [f"{what}: {error}" for what, error in context.storage_errors.items()]
+        stopped = [f"{stream} is stopped: {why}" for stream, why in context.broken.items()]
         return SessionStatus(
             state=runner.state,
             incarnation=context.config.incarnation,
@@ -262,7 +275,7 @@ class SessionService:
             engine_restarts=max(0, runner.generation - 1),
             models=tuple(self._model_status(model) for model in context.history.models.values()),
             last_snapshot_time=runner.snapshots.last_time,
-            storage_error="; ".join(filter(None, [*troubles, *failures, *context.broken.values()])),
+            storage_error="; ".join(filter(None, [*troubles, *failures, *stopped])),
             replay_mismatches=context.replay_mismatches,
             recoveries=tuple(runner.recoveries),
             snapshot_request=runner.requested,
@@ -346,3 +359,7 @@ class SessionService:
             log.warning("drain took too long: the running operation is left to the next incarnation", timeout=timeout)
             self._main.cancel()
             await asyncio.wait({self._main})
+
+
+def _waits_for_mending(stream: str, why: str, before: int) -> Pending:
+    return Pending("paused_capacity", f"{stream} is stopped until its storage is mended: {why}", before)

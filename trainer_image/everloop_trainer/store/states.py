@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from everloop_trainer.session.errors import StorageFailed
 from everloop_trainer.session.identifiers import storage_id
-from everloop_trainer.session.ports import Lora, Manifest, Place, Position, StateKind
+from everloop_trainer.session.ports import Lora, Manifest, Place, Position, StateKind, Written
 from everloop_trainer.session.status import BaseModel
 from everloop_trainer.store import layout
 from everloop_trainer.store.files import Files
@@ -108,10 +109,21 @@ class StoredStates:
 
     async def intact(self, manifest: Manifest) -> bool:
         """Whether the data has the size and hash that the manifest names."""
-        path = f"{layout.state(storage_id(manifest.model), manifest.kind, manifest.key)}/{layout.STATE}"
+        return await self.holds(manifest.kind, manifest.model, manifest.key, Written(manifest.sha256, manifest.size))
+
+    async def holds(self, kind: StateKind, model: str, key: str, written: Written) -> bool:
+        """See session.ports.States."""
+        path = f"{layout.state(storage_id(model), kind, key)}/{layout.STATE}"
 
         def check() -> bool:
-            return self._files.exists(path) and self._files.sha256(path) == (manifest.sha256, manifest.size)
+            try:
+                return self._files.sha256(path) == (written.sha256, written.size)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                if error.errno != errno.EIO:  # of this file only, as far as is known: bytes that cannot be read
+                    raise
+                return False
 
         intact = await self._io(check)
         if not intact:
