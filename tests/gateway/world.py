@@ -342,10 +342,12 @@ class PodProcess:
 class GatewayProcess:
     """A replica of the gateway, run as in its container."""
 
-    def __init__(self, processes: Processes, cluster: Cluster, ip: str, log_level: str = "DEBUG") -> None:
+    def __init__(
+        self, processes: Processes, cluster: Cluster, ip: str, log_level: str = "DEBUG", **environment: str
+    ) -> None:
         self.url = f"http://{ip}:{names.GATEWAY_PORT}"
         self.log = cluster.directory / f"gateway-{ip}.log"
-        environment = {
+        environment |= {
             **python_environment(),
             "POD_IP": ip,
             "EVERLOOP_RELEASE_NAMESPACE": RELEASE_NAMESPACE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,9 +15,11 @@ from pathlib import Path
 import httpx
 
 from tests.prepared import kube_binary
+from tests.wall_clock import WallClock
 
 ADMIN_TOKEN = "admin-token"
 START_SECONDS = 60.0
+VALID_DAYS = 5000
 
 
 class StartFailed(Exception):
@@ -74,6 +77,7 @@ def running(directory: Path, extra_tokens: tuple[str, ...] = ()) -> Iterator[Con
     subprocess.run(["openssl", "genrsa", "-out", pki / "sa.key", "2048"], check=True, capture_output=True)
     public: list[str | Path] = ["openssl", "rsa", "-in", pki / "sa.key", "-pubout", "-out", pki / "sa.pub"]
     subprocess.run(public, check=True, capture_output=True)
+    _write_certificate(pki)
     tokens = [f'{ADMIN_TOKEN},admin,1,"system:masters"', *extra_tokens]
     (directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
     port, client, peer = free_ports(3)
@@ -110,6 +114,16 @@ def running(directory: Path, extra_tokens: tuple[str, ...] = ()) -> Iterator[Con
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _write_certificate(pki: Path) -> None:
+    """One that is valid for years before and after now, for clients whose clocks are wrong."""
+    clock = WallClock(pki)
+    clock.jump(-VALID_DAYS)
+    command: list[str | Path] = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=apiserver"]
+    command += ["-days", str(2 * VALID_DAYS), "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", pki / "apiserver.key", "-out", pki / "apiserver.crt"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **clock.environment})
 
 
 def _wait_ready(plane: ControlPlane, started: list[subprocess.Popen[bytes]]) -> None:

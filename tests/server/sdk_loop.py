@@ -11,6 +11,7 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tinker
@@ -45,8 +46,10 @@ def datum(tokens: list[int], targets: list[int]) -> types.Datum:
     )
 
 
-def train(seed: int, steps: int, sequences: int, length: int, rank: int = 8, save_after: int = 0) -> None:
-    """A loop of `steps` steps, then a checkpoint; with `save_after` one after so many steps too."""
+def train(
+    seed: int, steps: int, sequences: int, length: int, rank: int = 8, save_after: int = 0, until: str = ""
+) -> None:
+    """A loop of `steps` steps, or until there is a file, then a checkpoint; with `save_after` one after so many too."""
     service = tinker.ServiceClient()
     client = service.create_lora_training_client(BASE_MODEL, rank=rank, seed=seed).result()
     say(event="created", model_id=client.model_id)
@@ -59,6 +62,8 @@ def train(seed: int, steps: int, sequences: int, length: int, rank: int = 8, sav
         if step + 1 == save_after:
             say(event="half", path=client.save_state("half").result().path)
             say(event="half", path=client.save_weights_for_sampler("half").result().path)
+        if until and Path(until).exists():
+            break
     saved = client.save_state("final").result()
     say(event="saved", path=saved.path)
     service.close("success").result()
