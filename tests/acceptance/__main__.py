@@ -15,8 +15,10 @@ from pathlib import Path
 
 from tests.soak.interrupt import end_like_ctrl_c
 
-WHOLE = ("tests/e2e/test_node_health.py",)
-"""Tests that run in full where EVERLOOP_TEST_WHOLE is set."""
+WHOLE = ("tests/e2e/test_node_health.py", "tests/session/test_model.py")
+"""Tests that run in full where EVERLOOP_TEST_WHOLE or EVERLOOP_MODEL_EXAMPLES is set."""
+MODEL_EXAMPLES = 2000
+"""Histories of any client under any faults; EVERLOOP_MODEL_EXAMPLES asks for another number."""
 BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
@@ -40,7 +42,8 @@ def main() -> int:
                     process.send_signal(signal.SIGTERM)
                 process.wait()
     print(log.read_text())
-    told = {**os.environ, "EVERLOOP_TEST_WHOLE": "1", "EVERLOOP_TEST_SEED": str(arguments.seed)}
+    told = {"EVERLOOP_MODEL_EXAMPLES": str(MODEL_EXAMPLES), **os.environ}
+    told |= {"EVERLOOP_TEST_WHOLE": "1", "EVERLOOP_TEST_SEED": str(arguments.seed)}
     ended["tests in full"] = subprocess.call([*module, "pytest", "-v", "-p", "no:cacheprovider", *WHOLE], env=told)
     print(*(f"{name}: {'as it should be' if code == 0 else f'FAILED ({code})'}" for name, code in ended.items()))
     return 1 if any(ended.values()) else 0

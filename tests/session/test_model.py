@@ -29,8 +29,8 @@ from tests.session.virtual_time import VirtualLoop
 from tests.session.world import A, B, C, D, Over, Running, running, states
 from tests.store.crash_files import CrashFiles, Died, Disk
 
-SEED = int(os.environ.get("EVERLOOP_SEED") or random.SystemRandom().randrange(1 << 32))
-"""Printed in the test's name; `EVERLOOP_SEED` runs it again."""
+SEED = int(os.environ.get("EVERLOOP_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+"""Printed in the test's name; `EVERLOOP_TEST_SEED` runs it again."""
 EXAMPLES = int(os.environ.get("EVERLOOP_MODEL_EXAMPLES") or 150)
 STEPS = 25
 MAX_RANK = 64
