@@ -84,7 +84,7 @@ class Calls:
             session_id = parse_stream(binding.id, "model_id").session_id
             number = _read(wire.number_field, body, "sampling_session_seq_id")
             sampler = Stream(session_id, "sample", number)
-            await self._ensure(sampler, self._derived(binding, sampler, None), progress)
+            await self._ensure(sampler, replace(binding, id=sampler.id, weights=None), progress)
         request_id = f"{binding.id}:{_read(wire.number_field, body, 'seq_id')}"
         intent = Intent(request_id, binding.namespace, incoming.path, incoming.body)
         return await self._intents.answer(intent, self._deliver(incoming, binding, Kind.SAVE, progress), progress)
@@ -104,7 +104,7 @@ class Calls:
             stream = self._new_stream(incoming.principal, body, "train", "model_seq_id")
             source = await self._path_owner(incoming.principal, path, "path", progress)
             headers = {WEIGHTS_HEADER: path}
-            binding = await self._ensure(stream, self._derived(source, stream, None), progress)
+            binding = await self._ensure(stream, replace(source, id=stream.id, weights=None), progress)
         base_model = _read(wire.optional_text_field, body, "base_model")
         if base_model is not None and canonical_name(base_model, self._cluster.catalogue.entries) == binding.base_model:
             # An alias of the catalogue, which the pod does not know.
@@ -129,7 +129,7 @@ class Calls:
         self._check_owner(incoming.principal, stream.session_id, "request_id")
         binding = await self._find(incoming.principal, stream, progress)
         if binding is None:
-            raise Refusal(410, f"request_id: {request_id!r} is not known; its TrainingSession may have been deleted")
+            raise Refusal(410, f"request_id: {request_id!r} is not known; its storage may have been deleted")
         answer = await self._deliver(incoming, binding, Kind.POLL, progress)
         if answer.status == GONE:
             # The pod may be faster with this poll than with a call that was kept while it was away.
@@ -157,7 +157,7 @@ class Calls:
         path = _read(wire.optional_text_field, body, "model_path")
         if path is not None:
             model = await self._path_owner(incoming.principal, path, "model_path", progress)
-            await self._ensure(stream, self._derived(model, stream, path), progress)
+            await self._ensure(stream, replace(model, id=stream.id, weights=path), progress)
         elif base_model is not None:
             await self._bind(incoming.principal, stream, base_model, BASE_WEIGHTS, progress)
         else:
@@ -189,7 +189,7 @@ class Calls:
         call = Call(kind, incoming.path, incoming.body, incoming.content_type, incoming.accept, headers or {})
         answer = await self._upstream.deliver(binding, call, progress)
         if isinstance(answer, Gone):
-            return error_answer(404, answer.detail)
+            return error_answer(GONE, answer.detail)
         if kind is not Kind.POLL:
             log.debug("submit", path=incoming.path, stream=binding.id, status=answer.status, key_id=binding.key_id)
         return answer
@@ -212,15 +212,11 @@ class Calls:
                 base_model=session.base_model,
                 weights=weights,
                 key_id=principal.key_id,
+                claim=session.claim,
+                lineage=session.lineage or None,
             ),
             progress,
         )
-
-    def _derived(self, model: Binding, stream: Stream, weights: str | None) -> Binding:
-        """The binding of a stream that goes where this model is, owned by the TrainingSession of today."""
-        view = self._cluster.sessions.get((model.namespace, model.session))
-        uid = view.uid if view is not None and view.base_model == model.base_model else model.uid
-        return replace(model, id=stream.id, uid=uid, weights=weights)
 
     def _new_stream(self, principal: Principal, body: dict[str, Any], kind: Any, number_field: str) -> Stream:
         session_id = _read(wire.text_field, body, "session_id")
@@ -260,7 +256,7 @@ class Calls:
         self._check_owner(principal, stream.session_id, field)
         binding = await self._find(principal, stream, progress)
         if binding is None:
-            raise Refusal(404, f"{field}: {stream.id!r} is not known; its TrainingSession may have been deleted")
+            raise Refusal(404, f"{field}: {stream.id!r} is not known; its storage may have been deleted")
         return binding
 
     async def _find(self, principal: Principal, stream: Stream, progress: Progress) -> Binding | None:

@@ -42,15 +42,16 @@ class Creation:
         def decide(sessions: list[SessionView]) -> SessionView | Create | Wait:
             return place(base_model, namespace, sessions, cluster.catalogue.entries, needs_slot=needs_slot)
 
+        found: SessionView | Create | Wait | None
         try:
-            with suppress(Unplaceable):
-                found = decide(cluster.sessions.in_namespace(namespace))
-                if isinstance(found, SessionView):
-                    return found
-            # The watch may be a moment behind: nothing is made or refused but from what the API server says now.
             while True:
                 change = cluster.sessions.change(None)
-                found = decide(await until_available(lambda: cluster.list_sessions(namespace), progress))
+                found = None
+                with suppress(Unplaceable):
+                    found = decide(cluster.sessions.in_namespace(namespace))
+                if found is None or isinstance(found, Create):
+                    # The watch may be behind: nothing is made or refused but from what the API server says now.
+                    found = decide(await until_available(lambda: cluster.list_sessions(namespace), progress))
                 if isinstance(found, SessionView):
                     return found
                 if isinstance(found, Create):

@@ -148,10 +148,10 @@ class Intents:
     async def _deliver(self, intent: Intent, progress: Progress) -> None:
         stream = parse_request_id(intent.request_id)
         binding = await until_available(lambda: self._bindings.get(intent.namespace, stream), progress)
-        if binding is not None:  # else its TrainingSession was deleted, and the model with it
+        if binding is not None:  # else its storage was deleted, and the model with it
             call = Call(Kind.SAVE, intent.path, intent.body, JSON, JSON)
             answer = await self._upstream.deliver(binding, call, progress)
-            status = 404 if isinstance(answer, Gone) else answer.status
+            status = 410 if isinstance(answer, Gone) else answer.status
             log.info("kept save delivered", request_id=intent.request_id, status=status)
         await until_available(lambda: self._kube.delete(f"{self.path}/{intent.name}"), progress)
 

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from everloop_gateway import wire
-from everloop_gateway.calls import PREFIX, Calls
+from everloop_gateway.calls import GONE, PREFIX, Calls
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import error_answer, json_answer
 from everloop_gateway.holding import Kind
@@ -60,7 +60,7 @@ class Listings:
     async def _of_run(self, principal: Principal, run_id: str, below: str, progress: Progress) -> Answer:
         binding = await self._calls.bound_model(principal, run_id, "training_run_id", progress)
         answer = await self._upstream.deliver(binding, _get(f"training_runs/{binding.id}{below}"), progress)
-        return error_answer(404, answer.detail) if isinstance(answer, Gone) else answer
+        return error_answer(GONE, answer.detail) if isinstance(answer, Gone) else answer
 
     async def _gather(
         self, principal: Principal, what: str, run_of: Callable[[dict[str, Any]], str], progress: Progress
@@ -106,7 +106,17 @@ def _may_have_runs(view: SessionView) -> bool:
 
 
 def _session(view: SessionView, principal: Principal) -> Binding:
-    return Binding(view.title, view.namespace, view.name, view.uid, view.base_model, None, principal.key_id)
+    return Binding(
+        id=view.title,
+        namespace=view.namespace,
+        session=view.name,
+        uid=view.uid,
+        base_model=view.base_model,
+        weights=None,
+        key_id=principal.key_id,
+        claim=view.claim,
+        lineage=view.lineage or None,
+    )
 
 
 def _get(path: str) -> Call:

@@ -23,6 +23,14 @@ class Incarnation:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """The PersistentVolumeClaim of a journal; without a UID where the operator has not found it."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionView:
     """What the gateway needs to know of a TrainingSession."""
 
@@ -39,6 +47,9 @@ class SessionView:
     incarnation: Incarnation | None
     model_count: int
     max_models: int
+    claim: Claim
+    lineage: str
+    """Identifier of what its storage holds; empty until a pod has opened it."""
 
     @property
     def title(self) -> str:
@@ -60,7 +71,8 @@ class SessionView:
 class Binding:
     """Which TrainingSession a model or a sampling session belongs to; written once, before the first answer.
 
-    weights is a tinker path, ``base``, or None where the session pod itself knows the sampling session.
+    weights is a tinker path, ``base``, or None where the session pod itself knows the sampling session. lineage is
+    None until the first call is sent to a pod, if there was none yet when the binding was written.
     """
 
     id: str
@@ -70,6 +82,8 @@ class Binding:
     base_model: str
     weights: str | None
     key_id: str
+    claim: Claim
+    lineage: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,14 @@ class Target:
 
     uid: str
     incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Record first that the binding's TrainingSession has this lineage."""
+
+    lineage: str
+    claim: Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +119,7 @@ class Gone:
 def session_view(resource: dict[str, Any]) -> SessionView:
     """Read a TrainingSession object of the API, whose shape the CRD's schema has checked."""
     metadata, spec, status = resource["metadata"], resource["spec"], resource.get("status") or {}
-    pod, attempt = status.get("pod") or {}, status.get("attempt")
+    pod, attempt, storage = status.get("pod") or {}, status.get("attempt"), status.get("storage") or {}
     incarnation = None
     if attempt is not None and pod.get("uid") and pod.get("ip"):
         incarnation = Incarnation(attempt, pod["uid"], pod["ip"])
@@ -115,6 +137,8 @@ def session_view(resource: dict[str, Any]) -> SessionView:
         incarnation=incarnation,
         model_count=status.get("modelCount") or 0,
         max_models=spec["adapters"]["maxModels"],
+        claim=Claim(spec["storage"]["journal"]["claim"]["claimName"], storage.get("claimUID") or ""),
+        lineage=storage.get("lineage") or "",
     )
 
 
@@ -133,11 +157,12 @@ def explain(conditions: Iterable[dict[str, Any]]) -> str:
     return next((c.get("message") or c.get("reason") or "" for c in telling), "")
 
 
-def find_target(binding: Binding, session: SessionView | None, missing_seconds: float) -> Target | Wait | Gone:
+def find_target(binding: Binding, session: SessionView | None, missing_seconds: float) -> Target | Settle | Wait | Gone:
     """Where a bound request goes now.
 
-    A TrainingSession that was created again under the same name for the same base model adopts the stored
-    lineage, so its predecessor's models live on in it; with another base model they are gone.
+    A TrainingSession that was created again under the same name on the same storage adopts its lineage, so its
+    predecessor's models live on in it; with another base model or another lineage they are gone. Nothing is sent
+    anywhere before the lineage there is known: what it accepted could not be found again.
     """
     title = f"TrainingSession {binding.namespace}/{binding.session}"
     if session is None:
@@ -146,6 +171,15 @@ def find_target(binding: Binding, session: SessionView | None, missing_seconds: 
         return Wait(f"{title} is not there")
     if session.uid != binding.uid and session.base_model != binding.base_model:
         return Gone(f"{binding.id}: {title} now serves {session.base_model}, and no longer {binding.base_model}")
+    if session.lineage and binding.lineage not in (None, session.lineage):
+        return Gone(
+            f"{binding.id}: {title} was created again on other storage (lineage {session.lineage}) "
+            f"than this model's (lineage {binding.lineage})"
+        )
     if session.incarnation is None:
         return Wait(session.state)
+    if not session.lineage:
+        return Wait(f"{session.state}; the lineage of its storage is not known yet")
+    if binding.lineage is None:
+        return Settle(session.lineage, session.claim)
     return Target(session.uid, session.incarnation)

@@ -32,7 +32,7 @@ async def serve(settings: Settings) -> None:
     http = upstream.http_client()
     try:
         cluster = Cluster(api, settings)
-        pods = upstream.Upstream(cluster.sessions, http, cluster.master)
+        pods = upstream.Upstream(cluster.sessions, cluster.bindings, http, cluster.master)
         intents = Intents(api, settings.release_namespace, cluster.bindings, pods)
         calls = Calls(cluster, pods, intents)
         listings = Listings(cluster, pods, calls)

@@ -10,9 +10,10 @@ from typing import TypeVar
 import aiohttp
 import structlog
 
+from everloop_gateway.bindings import Bindings
 from everloop_gateway.holding import Kind, is_definitive
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
-from everloop_gateway.routing import Binding, Gone, Incarnation, Target, find_target
+from everloop_gateway.routing import Binding, Gone, Incarnation, Settle, Target, find_target
 from everloop_gateway.state import Sessions
 from everloop_operator.api import names, tokens
 
@@ -73,13 +74,19 @@ class Progress:
 class Upstream:
     """Sends calls to session pods by incarnation."""
 
-    def __init__(self, sessions: Sessions, http: aiohttp.ClientSession, master: Callable[[], bytes]) -> None:
+    def __init__(
+        self, sessions: Sessions, bindings: Bindings, http: aiohttp.ClientSession, master: Callable[[], bytes]
+    ) -> None:
         self._sessions = sessions
+        self._bindings = bindings
         self._http = http
         self._master = master
 
     async def deliver(self, binding: Binding, call: Call, progress: Progress) -> Answer | Gone:
-        """Send until there is a definitive answer; waits for ever, and may be cancelled at any time."""
+        """Send until there is a definitive answer; waits for ever, and may be cancelled at any time.
+
+        Raises ApiRefused.
+        """
         key = (binding.namespace, binding.session)
         progress.outage = lambda: self._sessions.outage_seconds(key)
         seconds = FIRST_PAUSE_SECONDS
@@ -88,6 +95,9 @@ class Upstream:
             found = find_target(binding, self._sessions.get(key), self._missing(key))
             if isinstance(found, Gone):
                 return found
+            if isinstance(found, Settle):
+                binding = await self._settle(binding, found, progress)
+                continue
             if isinstance(found, Target):
                 answer = await self._attempt(key, found, call, progress)
                 if answer is not None:
@@ -100,6 +110,9 @@ class Upstream:
                 seconds = FIRST_PAUSE_SECONDS
             else:
                 seconds = min(seconds * 1.5, LONGEST_PAUSE_SECONDS)
+
+    async def _settle(self, binding: Binding, found: Settle, progress: Progress) -> Binding:
+        return await until_available(lambda: self._bindings.settle(binding, found), progress)
 
     def _missing(self, key: tuple[str, str]) -> float:
         return 0.0 if self._sessions.get(key) is not None else self._sessions.missing_seconds(key)

@@ -82,7 +82,8 @@ def serving(
             pod.start()
             pod.wait_until("Serving", START_SECONDS)
             where = {"name": "bench-a1-0", "uid": pod.uid, "ip": pod.ip}
-            tenant.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=ATTEMPT, pod=where)
+            storage = tenant.storage((pod.status() or {})["lineage"])
+            tenant.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=ATTEMPT, pod=where, storage=storage)
             gateway = GatewayProcess(processes, cluster, new_ip(), log_level="INFO")
             key = cluster.key(tenant.namespace)
             with gateway.client(key) as client:

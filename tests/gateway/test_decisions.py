@@ -12,9 +12,11 @@ from everloop_gateway import keys
 from everloop_gateway.holding import BeginStream, KeepWaiting, Kind, TellToRepeat, is_definitive, next_step
 from everloop_gateway.routing import (
     Binding,
+    Claim,
     Gone,
     Incarnation,
     SessionView,
+    Settle,
     Target,
     Wait,
     find_target,
@@ -38,8 +40,10 @@ VIEW = SessionView(
     incarnation=POD,
     model_count=0,
     max_models=16,
+    claim=Claim("journal", "uid-claim"),
+    lineage="lineage-a",
 )
-BINDING = Binding("id", "team", "a", "uid-a", "org/small", None, "key")
+BINDING = Binding("id", "team", "a", "uid-a", "org/small", None, "key", VIEW.claim, VIEW.lineage)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,13 @@ BINDING = Binding("id", "team", "a", "uid-a", "org/small", None, "key")
         (replace(VIEW, incarnation=None, phase="Recovering", explanation="node b lost"), 0, Wait),
         (replace(VIEW, uid="uid-new"), 0, Target("uid-new", POD)),
         (replace(VIEW, uid="uid-new", base_model="org/other"), 0, Gone),
+        (
+            replace(VIEW, uid="uid-new", lineage="", incarnation=None, phase="Recovering", explanation="node b lost"),
+            0,
+            Wait,
+        ),
+        (replace(VIEW, uid="uid-new", lineage="lineage-b"), 0, Gone),
+        (replace(VIEW, uid="uid-new", lineage="lineage-b", incarnation=None), 0, Gone),
         (None, 29, Wait),
         (None, 30, Gone),
     ],
@@ -61,11 +72,34 @@ def test_where_a_bound_call_goes(session: SessionView | None, missing: float, fo
         assert result.reason == "TrainingSession team/a is Recovering: node b lost"
 
 
+@pytest.mark.parametrize(
+    ("session", "found"),
+    [
+        (VIEW, Settle("lineage-a", VIEW.claim)),
+        (replace(VIEW, uid="uid-new", lineage="lineage-b"), Settle("lineage-b", VIEW.claim)),
+        (replace(VIEW, incarnation=None), Wait("TrainingSession team/a is Running")),
+        (
+            replace(VIEW, lineage=""),
+            Wait("TrainingSession team/a is Running; the lineage of its storage is not known yet"),
+        ),
+        (replace(VIEW, uid="uid-new", base_model="org/other", lineage=""), Gone),
+    ],
+)
+def test_where_a_call_goes_that_was_bound_before_there_was_a_pod(session: SessionView, found: Any) -> None:
+    """Nowhere, until it is recorded which lineage gets it."""
+    result = find_target(replace(BINDING, lineage=None), session, 0)
+    assert isinstance(result, found) if found is Gone else result == found
+
+
 def resource(**status: Any) -> dict[str, Any]:
     metadata = {"namespace": "team", "name": "a", "uid": "u", "creationTimestamp": "2030-01-01T00:00:00Z"}
     return {
         "metadata": metadata,
-        "spec": {"baseModel": {"name": "org/small"}, "adapters": {"maxModels": 16}},
+        "spec": {
+            "baseModel": {"name": "org/small"},
+            "adapters": {"maxModels": 16},
+            "storage": {"journal": {"claim": {"claimName": "journal"}}},
+        },
         "status": status,
     }
 

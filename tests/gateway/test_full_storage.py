@@ -65,7 +65,8 @@ def test_a_loop_outlasts_full_storage(
     try:
         eventually(lambda: (pod.status() or {}).get("state") == "Serving", "the pod serves", START_SECONDS)
         place = {"name": "tiny-a1-0", "uid": pod.uid, "ip": pod.ip}
-        tenant.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=1, pod=place)
+        storage = tenant.storage((pod.status() or {})["lineage"])
+        tenant.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=1, pod=place, storage=storage)
         key = cluster.key(tenant.namespace)
         program = sdk(gateway.url, key, "train", tinymodel.NAME)
         model = program.wait("created", seconds=START_SECONDS)["model_id"]

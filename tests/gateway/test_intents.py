@@ -18,6 +18,7 @@ from everloop_gateway.kube import ApiUnavailable, Kube, pause
 from everloop_gateway.state import Sessions
 from everloop_gateway.upstream import Upstream, http_client
 from everloop_operator.api import names
+from tests.gateway.process_table import process_of
 from tests.gateway.world import (
     RELEASE_NAMESPACE,
     Cluster,
@@ -26,7 +27,6 @@ from tests.gateway.world import (
     SdkProcess,
     Tenant,
     background,
-    process_of,
     wait_for,
 )
 
@@ -204,7 +204,9 @@ async def test_nothing_is_delivered_before_sessions_and_master_key_are_known() -
     """A replica that has just started would find no session, and forget what is kept for it."""
     kube, ready, sessions = AskedKube(), asyncio.Event(), Sessions()
     async with http_client() as http:
-        intents = Intents(kube, RELEASE_NAMESPACE, Bindings(kube), Upstream(sessions, http, bytes))
+        bindings = Bindings(kube)
+        upstream = Upstream(sessions, bindings, http, bytes)
+        intents = Intents(kube, RELEASE_NAMESPACE, bindings, upstream)
         running = asyncio.create_task(intents.run(ready))
         assert not await pause(kube.asked, 0.2)
         ready.set()

@@ -14,6 +14,7 @@ from everloop_gateway.catalogue import session_name
 from everloop_operator.api import names
 from tests.gateway.world import (
     CATALOGUE,
+    CLAIM,
     GATEWAY_USER,
     RELEASE_NAMESPACE,
     Cluster,
@@ -34,7 +35,7 @@ CREATE_SESSIONS = [
     {"apiGroups": [names.GROUP], "resources": [names.TRAINING_SESSION_PLURAL], "verbs": ["create"]},
 ]
 SOURCE = {"claim": {"claimName": "models", "path": "small"}}
-SPEC: dict[str, Any] = {"adapters": {"maxModels": 1}, "storage": {"journal": {"claim": {"claimName": "training"}}}}
+SPEC: dict[str, Any] = {"adapters": {"maxModels": 1}, "storage": {"journal": {"claim": {"claimName": CLAIM}}}}
 TEMPLATE: dict[str, Any] = {"metadata": {"labels": {"team": "x"}}, "spec": SPEC}
 ONE, PAIR = "org/one", "org/pair"
 ENTRIES: list[dict[str, Any]] = [
@@ -116,7 +117,7 @@ def test_a_namespace_without_a_session_trains(
     assert spec["baseModel"] == {"name": ONE, "revision": "", "source": SOURCE}
     assert (spec["adapters"]["maxModels"], spec["storage"]) == (
         1,
-        {"journal": {"claim": {"claimName": "training", "subPath": ""}}},
+        {"journal": {"claim": {"claimName": CLAIM, "subPath": ""}}},
     )
     tenant.adopt()
     tenant.serve(tenant.start_pod(processes, address()))
@@ -131,10 +132,14 @@ def test_a_namespace_without_a_session_trains(
 
 
 def test_a_sampling_session_makes_one_too(cluster: Cluster, gateway: GatewayProcess, team: Team) -> None:
-    """It is answered at once: it needs no pod, but a TrainingSession to be bound to."""
+    """It needs no pod, but a TrainingSession to be bound to, whose claim the operator has found."""
     tenant = team()
     with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
-        assert new_sampler(client, session_id, ONE).status_code == 200
+        creating = background(new_sampler, client, session_id, ONE)
+        gateway.wait_logged("call waits", f"{tenant.namespace}/{tenant.session} is new")
+        assert tenant.bindings() == []
+        tenant.adopt()
+        assert creating.result(30).status_code == 200
     assert session_names(tenant) == [tenant.session]
     assert [binding["data"]["session"] for binding in tenant.bindings()] == [tenant.session]
 
@@ -245,6 +250,8 @@ def test_two_replicas_that_create_at_the_same_moment_meet_in_one_session(
             for replica, count in zip(replicas, earlier, strict=True):
                 replica.wait_logged("Kubernetes API refuses the gateway", "subjectaccessreviews", count + 1)
             assert tenant.sessions() == []
+        wait_for("the session", tenant.exists)
+        tenant.adopt()
         assert [call.result(30).status_code for call in calls] == [200, 200]
     (made,) = tenant.sessions()
     assert {binding["data"]["uid"] for binding in tenant.bindings()} == {made["metadata"]["uid"]}
@@ -261,11 +268,11 @@ def test_a_gateway_killed_between_session_and_binding_has_a_successor_that_binds
     with cluster.withheld("gateway", "", "configmaps", tenant.namespace):
         program = sdk(gateway.url, cluster.key(tenant.namespace), "train", ONE)
         (made,) = wait_for("the session", tenant.sessions)
+        tenant.adopt()
         gateway.wait_logged("Kubernetes API refuses the gateway", "configmaps")
         kill(gateway.process)
         assert tenant.bindings() == []
     gateway.start()
-    tenant.adopt()
     tenant.serve(tenant.start_pod(processes, address()))
     program.wait("created", seconds=60)
     program.finish()
@@ -282,10 +289,11 @@ def test_a_gateway_killed_between_binding_and_answer_has_a_successor_that_answer
     key = cluster.key(tenant.namespace)
     with victim.session(key) as (client, session_id):
         broken = background(new_model, client, session_id, ONE, 0)
+        wait_for("the session", tenant.exists)
+        tenant.adopt()
         (bound,) = wait_for("the binding", tenant.bindings)
         kill(victim.process)
         assert isinstance(broken.exception(10), httpx.TransportError)
-    tenant.adopt()
     with gateway.client(key) as client:
         repeat = background(new_model, client, session_id, ONE, 0)
         gateway.wait_logged("call waits", f"{tenant.namespace}/{tenant.session}")

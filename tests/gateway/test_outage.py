@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from everloop_operator.api import names
+from tests.gateway.process_table import process_of
 from tests.gateway.world import (
     Cluster,
     GatewayProcess,
@@ -21,7 +22,6 @@ from tests.gateway.world import (
     SdkProcess,
     Tenant,
     background,
-    process_of,
     wait_for,
 )
 

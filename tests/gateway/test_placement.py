@@ -17,7 +17,7 @@ from everloop_gateway.catalogue import (
     session_name,
 )
 from everloop_gateway.placement import Create, Unplaceable, place
-from everloop_gateway.routing import SessionView, Wait
+from everloop_gateway.routing import Claim, SessionView, Wait
 from everloop_operator.api import names
 from everloop_operator.api.training_session import MAX_NAME_LENGTH
 
@@ -35,6 +35,8 @@ VIEW = SessionView(
     incarnation=None,
     model_count=0,
     max_models=16,
+    claim=Claim("journal", "uid-claim"),
+    lineage="lineage-a",
 )
 CATALOGUE = (CatalogueEntry("org/small", ("small",)), CatalogueEntry("org/absent", ("absent",)))
 FIRST, SECOND = session_name("org/small", 1), session_name("org/small", 2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from everloop_operator.api import names
-from tests.gateway.world import Cluster, GatewayProcess, Processes, SdkProcess, Tenant, wait_for
+from tests.gateway.world import CLAIM, Cluster, GatewayProcess, Processes, SdkProcess, Tenant, wait_for
 
 Start = Callable[..., SdkProcess]
 Address = Callable[[], str]
@@ -34,10 +34,10 @@ def test_training_through_an_alias(cluster: Cluster, gateway: GatewayProcess, se
     assert program.named("saved")[0]["path"] == f"tinker://{model}/weights/saved"
 
 
-def test_the_binding_is_an_immutable_config_map_of_the_session(
+def test_the_binding_is_an_immutable_config_map_of_the_storage(
     cluster: Cluster, gateway: GatewayProcess, serving: Tenant
 ) -> None:
-    """It is there before the first answer, names session and key, and goes with its TrainingSession."""
+    """It is there before the first answer, names session, lineage and key, and goes with the journal's claim."""
     with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
         body = {"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"}
         for _ in range(2):
@@ -47,7 +47,13 @@ def test_the_binding_is_an_immutable_config_map_of_the_session(
     assert binding["data"]["id"] == f"{session_id}:train:0"
     assert (binding["data"]["session"], binding["data"]["uid"]) == ("small", serving.uid)
     (owner,) = binding["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"]) == (names.TRAINING_SESSION_KIND, serving.uid)
+    assert owner == {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "name": CLAIM,
+        "uid": serving.claim()["metadata"]["uid"],
+    }
+    assert binding["data"]["lineage"] == serving.lineage
 
 
 def test_samples_go_with_the_weights_that_they_were_asked_for(

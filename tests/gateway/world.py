@@ -32,6 +32,7 @@ REPOSITORY = HERE.parents[1]
 RELEASE_NAMESPACE = "everloop-system"
 GATEWAY_TOKEN = "gateway-token"
 GATEWAY_USER = "gateway"
+CLAIM = "journal"
 MASTER = "5f" * tokens.MASTER_KEY_BYTES
 CATALOGUE_NAME = names.CATALOGUE_CONFIG_MAP
 CATALOGUE = [{"name": "org/small", "aliases": ["small"], "tokenizer_id": "org/small-tokenizer"}]
@@ -245,11 +246,12 @@ class Tenant:
         self.path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.TRAINING_SESSION_PLURAL}"
         self.attempt = 0
         self.uid = ""
+        self.lineage = str(uuid.uuid4())
 
     def create_session(self, name: str, base_model: str, labels: dict[str, str] | None = None) -> None:
         spec = {
             "baseModel": {"name": base_model, "source": {"claim": {"claimName": "models"}}},
-            "storage": {"journal": {"claim": {"claimName": "journal"}}},
+            "storage": {"journal": {"claim": {"claimName": CLAIM}}},
         }
         body = {
             "apiVersion": names.API_VERSION,
@@ -258,6 +260,20 @@ class Tenant:
             "spec": spec,
         }
         self.uid = self.cluster.api.call("POST", self.path, body)["metadata"]["uid"]
+        self.find_claim(name)
+
+    def find_claim(self, session: str) -> None:
+        """What the operator does once it has seen a new session."""
+        self._patch_status(session, storage={"claimUID": self.claim()["metadata"]["uid"]})
+
+    def claim(self) -> dict[str, Any]:
+        """The claim of the sessions' journals, which is made if there is none."""
+        path = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
+        if not self.cluster.api.exists(f"{path}/{CLAIM}"):
+            spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+            self.cluster.api.call("POST", path, {"metadata": {"name": CLAIM}, "spec": spec})
+        found: dict[str, Any] = self.cluster.api.call("GET", f"{path}/{CLAIM}")
+        return found
 
     def exists(self) -> bool:
         """Is its session there?"""
@@ -266,6 +282,7 @@ class Tenant:
     def adopt(self) -> None:
         """Be the namespace of a session that somebody else has created."""
         self.uid = self.cluster.api.call("GET", f"{self.path}/{self.session}")["metadata"]["uid"]
+        self.find_claim(self.session)
 
     def sessions(self) -> list[dict[str, Any]]:
         """The TrainingSessions of the namespace."""
@@ -273,7 +290,10 @@ class Tenant:
         return found
 
     def set_status(self, **status: Any) -> None:
-        path = f"{self.path}/{self.session}/status"
+        self._patch_status(self.session, **status)
+
+    def _patch_status(self, session: str, **status: Any) -> None:
+        path = f"{self.path}/{session}/status"
         self.cluster.api.call("PATCH", path, {"status": status}, "application/merge-patch+json")
 
     def recovering(self, message: str) -> None:
@@ -287,9 +307,14 @@ class Tenant:
         self.set_status(phase=names.PHASE_RECOVERING, conditions=[condition], pod=None)
 
     def serve(self, pod: PodProcess, **status: Any) -> None:
-        """What the operator does once a pod of a new attempt runs."""
+        """What the operator does once a pod of a new attempt runs, and has opened the storage."""
         place = {"name": f"{self.session}-a{self.attempt}-0", "uid": pod.uid, "ip": pod.ip}
-        self.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=pod.attempt, pod=place, **status)
+        running = {"phase": names.PHASE_RUNNING, "conditions": [], "attempt": pod.attempt, "pod": place}
+        self.set_status(**running, storage=self.storage(self.lineage), **status)
+
+    def storage(self, lineage: str) -> dict[str, str]:
+        """What the status says of the storage once a pod has opened it."""
+        return {"claimUID": self.claim()["metadata"]["uid"], "lineage": lineage}
 
     def start_pod(self, processes: Processes, ip: str) -> PodProcess:
         """A pod of the next attempt; `serve` lets the gateway know of it."""
@@ -306,11 +331,32 @@ class Tenant:
     def calls(self, name: str, pod: PodProcess) -> int:
         return sum(record.get("call") == name and record["pod"] == pod.uid for record in self.ledger())
 
-    def bindings(self) -> list[dict[str, Any]]:
-        selector = f"labelSelector={names.LABEL_TYPE}={names.TYPE_BINDING}"
+    def bindings(self, kind: str = names.TYPE_BINDING) -> list[dict[str, Any]]:
+        selector = f"labelSelector={names.LABEL_TYPE}={kind}"
         found = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/configmaps?{selector}")
         items: list[dict[str, Any]] = found["items"]
         return items
+
+    def delete_session(self) -> None:
+        """Delete the TrainingSession, and what it owns alone."""
+        self.cluster.api.call("DELETE", f"{self.path}/{self.session}")
+        self._collect(self.uid)
+
+    def delete_claim(self) -> None:
+        """Delete the claim, as far as nobody protects it here, and what it owns alone."""
+        uid = self.claim()["metadata"]["uid"]
+        path = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims/{CLAIM}"
+        self.cluster.api.call("PATCH", path, {"metadata": {"finalizers": None}}, "application/merge-patch+json")
+        self.cluster.api.call("DELETE", path)
+        self._collect(uid)
+
+    def _collect(self, owner: str) -> None:
+        """The part of the garbage collector, which does not run here."""
+        path = f"/api/v1/namespaces/{self.namespace}/configmaps"
+        for item in self.cluster.api.call("GET", path)["items"]:
+            owners = {reference["uid"] for reference in item["metadata"].get("ownerReferences", [])}
+            if owners == {owner}:
+                self.cluster.api.call("DELETE", f"{path}/{item['metadata']['name']}")
 
 
 class PodProcess:
@@ -447,16 +493,3 @@ def answers(url: str) -> int | None:
 def python_environment() -> dict[str, str]:
     """The environment of a process that runs our own code."""
     return {"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY}"}
-
-
-def process_of(executable: Path) -> int:
-    """The process that was started by this path."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if command.split(b"\0")[0] == str(executable).encode():
-                return int(entry.name)
-    raise AssertionError(f"no process {executable}")

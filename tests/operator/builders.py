@@ -20,8 +20,8 @@ SPEC: dict[str, Any] = {
     "storage": {"journal": {"claim": {"claimName": "training", "subPath": "everloop"}}},
 }
 CLAIMS = {
-    "training": Claim("training", "Bound", frozenset({"ReadWriteMany"})),
-    "models": Claim("models", "Bound", frozenset({"ReadOnlyMany"})),
+    "training": Claim("training", "uid-training", "Bound", frozenset({"ReadWriteMany"})),
+    "models": Claim("models", "uid-models", "Bound", frozenset({"ReadOnlyMany"})),
 }
 
 

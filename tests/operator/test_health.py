@@ -110,8 +110,13 @@ def test_crash_loop_stalls_after_three_restarts() -> None:
 VOLUMES: list[tuple[str, dict[str, Claim | None], str, str]] = [
     ("missing", {"training": None, "models": CLAIMS["models"]}, "ClaimNotFound", '"training"'),
     ("model missing", {"training": CLAIMS["training"], "models": None}, "ClaimNotFound", '"models"'),
-    ("pending", {**CLAIMS, "training": Claim("training", "Pending", frozenset())}, "ClaimNotBound", '"training"'),
-    ("lost", {**CLAIMS, "training": Claim("training", "Lost", frozenset())}, "ClaimLost", '"training"'),
+    (
+        "pending",
+        {**CLAIMS, "training": Claim("training", "uid-training", "Pending", frozenset())},
+        "ClaimNotBound",
+        '"training"',
+    ),
+    ("lost", {**CLAIMS, "training": Claim("training", "uid-training", "Lost", frozenset())}, "ClaimLost", '"training"'),
     ("unread", {}, "Unknown", '"training"'),
 ]
 

@@ -54,6 +54,7 @@ class OneCluster:
         self.refuse_events = False
         self.broken = ""
         self.conflict = False
+        self.claims_read = 0
 
     def stamped(self, body: Body, **metadata: Any) -> dict[str, Any]:
         self.version += 1
@@ -85,7 +86,9 @@ class OneCluster:
         return self.nodes[name]
 
     async def claim(self, namespace: str, name: str) -> Body:
-        return {"metadata": {"name": name}, "spec": {}, "status": {"phase": "Bound", "accessModes": ["ReadWriteMany"]}}
+        self.claims_read += 1
+        metadata = {"name": name, "uid": f"uid-{name}-{self.claims_read}"}
+        return {"metadata": metadata, "spec": {}, "status": {"phase": "Bound", "accessModes": ["ReadWriteMany"]}}
 
     async def apply(self, body: Body) -> Body:
         self.written.append(f"apply {body['kind']} {body['metadata']['name']}")
@@ -149,6 +152,26 @@ async def test_pass_writes_once_and_then_rests() -> None:
     del loop.cluster.written[:]
     await loop.worker.reconcile(KEY)
     assert loop.cluster.written == []
+
+
+async def test_claims_are_read_again_once_the_pod_has_its_node() -> None:
+    """Until then another claim may take the name; from then on the pod keeps the claim from going away."""
+    loop = Loop()
+    loop.cache.put_session(loop.cluster.add_session())
+
+    async def claim_uid() -> str:
+        for _ in range(2):
+            await loop.worker.reconcile(KEY)
+        return str(loop.cluster.sessions[KEY.name]["status"]["storage"]["claimUID"])
+
+    before = await claim_uid()
+    pod = loop.cluster.pods["tuned-a1-0"]
+    placed = loop.cluster.stamped({**pod, "spec": {**pod["spec"], "nodeName": "node-a"}})
+    loop.cluster.pods["tuned-a1-0"] = placed
+    loop.cache.put_pod(placed)
+    placed_uid = await claim_uid()
+    assert placed_uid != before
+    assert await claim_uid() == placed_uid
 
 
 async def test_own_pod_is_known_before_the_watch_shows_it() -> None:

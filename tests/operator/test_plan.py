@@ -308,7 +308,7 @@ PROOFS: list[tuple[str, Pod, dict[str, Any], bool]] = [
     (
         "deadline, but exclusive volume",
         pod(1, deletion_requested=ago(9999)),
-        {"claims": {**CLAIMS, "training": Claim("training", "Bound", frozenset({"ReadWriteOnce"}))}},
+        {"claims": {**CLAIMS, "training": Claim("training", "uid-training", "Bound", frozenset({"ReadWriteOnce"}))}},
         False,
     ),
     (

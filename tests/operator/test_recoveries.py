@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from everloop_operator.api.training_session import Budget
-from everloop_operator.api.training_session_status import BudgetStatus, ModelStatus, Recovery, TrainingSessionStatus
+from everloop_operator.api.training_session_status import (
+    BudgetStatus,
+    ModelStatus,
+    Recovery,
+    StorageStatus,
+    TrainingSessionStatus,
+)
 from everloop_operator.core import recoveries, status
 from everloop_operator.core.observed import Trainer
 from everloop_operator.core.report import TrainerReport
@@ -183,6 +189,8 @@ def test_models_stay_while_the_session_recovers() -> None:
         ({"observed_generation": 2}, True),
         ({"recoveries": [OPEN]}, True),
         ({"conditions": []}, True),
+        ({"storage": StorageStatus(claim_uid="uid-training", lineage="new")}, True),
+        ({"storage": StorageStatus(claim_uid="uid-training", last_snapshot_time="2026-05-01T12:00:00Z")}, False),
     ],
 )
 def test_what_is_written_at_once(change: dict[str, Any], urgent: bool) -> None:

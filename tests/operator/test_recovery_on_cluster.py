@@ -25,7 +25,11 @@ def test_session_runs_and_moves_to_another_node_when_its_node_is_lost(world: Wor
     world.run_pod("tuned-a1-0", first, models=[{"id": "m-1", "rank": 8, "step": 3}])
     status = world.wait_phase("Running")
     assert (status["attempt"], status["pod"]["node"], status["modelCount"]) == (1, first, 1)
+    claim = world.api.get(world.path("persistentvolumeclaims", "training"))
+    assert claim is not None
     assert status["storage"]["fenceMode"] == "SharedPosix"
+    assert status["storage"]["claimUID"] == claim["metadata"]["uid"]
+    assert status["storage"]["lineage"] == "11111111-2222-3333-4444-555555555555"
 
     world.set_ready(first, "Unknown")
     pod = world.wait_pod("tuned-a2-0")
@@ -55,9 +59,9 @@ def test_session_runs_and_moves_to_another_node_when_its_node_is_lost(world: Wor
     assert float(entry["seconds"]) > 0
     assert (status["attempt"], status["pod"]["node"], status["recoveryCount"]) == (2, second, 1)
     assert status["budgets"]["infrastructure"]["used"] == 1
-    reasons = [event["reason"] for event in world.events()]
-    for reason in ("PodCreated", "Serving", "NodeLost", "NewAttempt", "Recovered"):
-        assert reason in reasons
+    told = {"PodCreated", "Serving", "NodeLost", "NewAttempt", "Recovered"}
+    # Events are posted after the status that they tell of.
+    eventually("events", lambda: told <= {event["reason"] for event in world.events()})
 
 
 def test_zombie_that_still_answers_is_replaced_and_later_removed(world: World) -> None:

@@ -38,6 +38,7 @@ LABEL_TYPE = f"{GROUP}/type"
 """What a Secret or ConfigMap of ours holds: one of the TYPE_ values."""
 TYPE_API_KEY = "api-key"
 TYPE_BINDING = "binding"
+TYPE_LINEAGE = "lineage"
 TYPE_INTENT = "intent"
 TYPE_MASTER_KEY = "master-key"
 TYPE_SESSION_TOKEN = "session-token"  # noqa: S105 - a label value

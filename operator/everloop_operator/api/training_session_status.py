@@ -53,6 +53,14 @@ class StorageStatus(ApiModel):
         description="How a replaced pod is kept from writing: SharedPosix (claim is ReadWriteMany, fenced by the "
         "journal) or Exclusive (the volume is attached to one node at a time; recovery waits for it).",
     )
+    claim_uid: Identifier = Field(
+        default="", alias="claimUID", description="UID of the journal's claim; empty while there is no such claim."
+    )
+    lineage: Identifier = Field(
+        default="",
+        description="Identifier of what this storage holds: the same again for a session that is created anew on it. "
+        "Empty until a pod has opened the storage.",
+    )
     last_snapshot_time: Time | None = Field(default=None, description="When the newest snapshot was completed.")
     error: Text = Field(default="", description="Why nothing can be written; empty while all is well.")
     replay_mismatches: Count = Field(

@@ -100,6 +100,7 @@ class Claim:
     """A PersistentVolumeClaim."""
 
     name: str
+    uid: str
     phase: str
     access_modes: frozenset[str]
 

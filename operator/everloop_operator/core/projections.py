@@ -123,7 +123,8 @@ def claim_of(body: Body) -> Claim:
     """A PersistentVolumeClaim. What the bound volume offers is in its status."""
     status = body.get("status") or {}
     modes = status.get("accessModes") or body["spec"].get("accessModes", ())
-    return Claim(name=body["metadata"]["name"], phase=status.get("phase", "Pending"), access_modes=frozenset(modes))
+    metadata, phase = body["metadata"], status.get("phase", "Pending")
+    return Claim(name=metadata["name"], uid=metadata["uid"], phase=phase, access_modes=frozenset(modes))
 
 
 def _required_time(text: str) -> datetime:

@@ -102,6 +102,8 @@ class TrainerReport(_Part):
     state: Annotated[str, StringConstraints(max_length=32)]
     """Starting, Recovering or Serving."""
     incarnation: Incarnation | None = None
+    lineage: Short = ""
+    """Identifier of what the storage holds; empty until it is open."""
     base_model: BaseModelReport | None = None
     engine: EngineReport = EngineReport()
     models: list[ModelReport] = []

@@ -133,12 +133,25 @@ def _storage(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> 
     before, report = observed.session.status.storage, observed.trainer.report
     error = before.error if before and recorded_counts(observed, pod) else ""
     last = report.last_snapshot_time if report else None
+    claim_uid = _claim_uid(observed, spec)
+    # What one claim holds says nothing of another that has taken its name.
+    lineage = before.lineage if before and before.claim_uid == claim_uid else ""
     return StorageStatus(
         fence_mode=fence_mode(observed, spec) or (before.fence_mode if before else ""),
+        claim_uid=claim_uid,
+        lineage=(report.lineage if report else "") or lineage,
         last_snapshot_time=last or (before.last_snapshot_time if before else None),
         error=report.storage.error[:1024] if report else error,
         replay_mismatches=max(0, report.replay_mismatches) if report else (before.replay_mismatches if before else 0),
     )
+
+
+def _claim_uid(observed: Observed, spec: TrainingSessionSpec) -> str:
+    name, before = spec.storage.journal.claim.claim_name, observed.session.status.storage
+    if name not in observed.claims:
+        return before.claim_uid if before else ""
+    claim = observed.claims[name]
+    return claim.uid if claim else ""
 
 
 def _models(report: TrainerReport) -> dict[str, Any]:
@@ -194,7 +207,9 @@ def _vital(status: TrainingSessionStatus) -> tuple[Any, ...]:
         status.pod,
         status.endpoint,
         [(item.type, item.status, item.reason) for item in status.conditions],
-        status.storage.replay_mismatches if status.storage else 0,
+        (status.storage.replay_mismatches, status.storage.claim_uid, status.storage.lineage)
+        if status.storage
+        else None,
         status.model_count,
         status.recoveries,
         status.budgets.infrastructure.failures if status.budgets else [],

@@ -16,6 +16,9 @@ BOUND_SECONDS = 60.0
 """How long a bound claim is believed to be bound."""
 UNBOUND_SECONDS = 5.0
 
+Placement = tuple[str, str] | None
+"""UID of the newest pod, and its node."""
+
 
 class Observer:
     """Puts an observation together."""
@@ -25,7 +28,7 @@ class Observer:
         self._cache = cache
         self._poller = poller
         self._now = now
-        self._claims: dict[Key, tuple[datetime, Claim | None]] = {}
+        self._claims: dict[tuple[Key, str], tuple[datetime, Placement, Claim | None]] = {}
 
     async def observe(self, key: Key, body: Body, refusal: Refusal | None) -> Observed:
         """The observation of the TrainingSession that was read as `body`. Raises ClusterError."""
@@ -41,7 +44,7 @@ class Observer:
             taken_attempts=frozenset(item.pod.attempt for item in cached if item.owner != session.uid),
             nodes=self._cache.nodes(),
             hosting=self._cache.hosting(),
-            claims=await self._read_claims(session),
+            claims=await self._read_claims(key, session, (current.uid, current.node) if current else None),
             trainer=self._poller.trainer(key, current.uid if current else ""),
             refusal=refusal,
         )
@@ -64,24 +67,25 @@ class Observer:
             except Absent:
                 continue
 
-    async def _read_claims(self, session: Session) -> dict[str, Claim | None]:
+    async def _read_claims(self, key: Key, session: Session, placement: Placement) -> dict[str, Claim | None]:
         if session.spec is None:
             return {}
         found: dict[str, Claim | None] = {}
         for name in set(claims(session.spec).values()):
-            key = Key(session.namespace, name)
-            known = self._claims.get(key)
-            if known and self._now() < known[0]:
-                found[name] = known[1]
+            known = self._claims.get((key, name))
+            # A claim outlives the pods that are placed with it, but between two of them another may take its name.
+            if known and self._now() < known[0] and placement == known[1]:
+                found[name] = known[2]
                 continue
             try:
-                claim: Claim | None = claim_of(await self._cluster.claim(*key))
+                claim: Claim | None = claim_of(await self._cluster.claim(session.namespace, name))
             except Absent:
                 claim = None
             except ClusterError:
                 # Claims only explain; a decision about attempts must not wait for one.
                 continue
             bound = claim is not None and claim.phase == "Bound"
-            self._claims[key] = (self._now() + timedelta(seconds=BOUND_SECONDS if bound else UNBOUND_SECONDS), claim)
+            until = self._now() + timedelta(seconds=BOUND_SECONDS if bound else UNBOUND_SECONDS)
+            self._claims[key, name] = (until, placement, claim)
             found[name] = claim
         return found
