@@ -38,6 +38,7 @@ LEFT = POWER + "test_what_a_killed_process_left_is_made_durable"
 JOURNAL = "tests/store/test_journal.py::"
 FENCE = "tests/session/test_fence.py::"
 SERVER = "tests/server/test_fence.py::"
+COMPACTION = "tests/session/test_compaction_crashes.py::"
 NOTICED = {
     # flushes
     "durable.py Directories.make: self.make(directory.parent)": WRITTEN,
@@ -62,6 +63,15 @@ NOTICED = {
     "store/journal.py JournalWriter._write: self._file.flush()": (
         JOURNAL + "test_an_acknowledged_record_outlasts_power_loss"
     ),
+    "store/journal.py JournalWriter._begin_segment: self._file.flush()": (
+        COMPACTION + "test_a_rotation_makes_the_old_file_durable_and_then_the_new_one"
+    ),
+    "store/journal.py JournalWriter._begin_segment: new.flush()": (
+        COMPACTION + "test_a_rotation_makes_the_old_file_durable_and_then_the_new_one"
+    ),
+    "store/bases.py BaseWriter.finish: self._file.flush()": (
+        COMPACTION + "test_death_after_every_write_of_a_compaction[power-lost-loop]"
+    ),
     "store/sealed.py _seal_tail: files.sync(path)": (
         "tests/store/test_sealed.py::test_what_a_killed_process_left_unflushed_is_made_durable_before_it_is_sealed"
     ),
@@ -77,6 +87,16 @@ NOTICED = {
     "store/journal.py JournalWriter.check_fence: await asyncio.to_thread(read_fence, self._files, self._number)": (
         FENCE + "test_a_zombie_delivers_no_result"
     ),
+    "store/journal.py JournalWriter.rotate: raise self._failure": COMPACTION + "test_a_zombie_rotates_no_journal",
+    "store/journal.py JournalWriter._begin_segment: read_fence(self._files, self._number)": (
+        COMPACTION + "test_a_zombie_rotates_no_journal"
+    ),
+    "store/compacting.py Compactor.replace: await self._journal.check_fence()": (
+        COMPACTION + "test_a_zombie_deletes_no_file_that_its_base_stands_for"
+    ),
+    "store/compacting.py Compactor._give_up: await self._journal.check_fence()": (
+        COMPACTION + "test_a_zombie_takes_no_unfinished_base_away"
+    ),
     "store/states.py StoredStates.commit: await self._journal.check_fence()": (
         "tests/store/test_states.py::test_the_fence_is_read_before_a_manifest_and_before_a_deletion"
     ),
@@ -86,7 +106,10 @@ NOTICED = {
     "session/service.py SessionService.accept: await self._context.journal.check_fence()": (
         FENCE + "test_a_zombie_acknowledges_no_repeat"
     ),
-    "session/service.py SessionService.outcome: await self._context.journal.check_fence()": (
+    "session/service.py SessionService._ended_before: await journal.check_fence()": (
+        COMPACTION + "test_a_zombie_delivers_no_result_of_a_base"
+    ),
+    "session/service.py SessionService._ended_before: await journal.check_fence() #2": (
         FENCE + "test_a_zombie_calls_nothing_unknown"
     ),
     "session/service.py SessionService._deliver: await self._context.journal.check_fence()": (

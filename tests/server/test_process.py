@@ -37,7 +37,9 @@ async def test_a_server_that_nobody_can_reach_ends(monkeypatch: pytest.MonkeyPat
 
     async def open_session(_begun: object) -> SessionService:
         serving.set()
-        return SessionService(config, store.journal, store.states, FakeSource(files), store.history)
+        return SessionService(
+            config, store.journal, store.states, FakeSource(files), store.base, store.history, store.compactor
+        )
 
     monkeypatch.setattr(process._HttpServer, "serve", broken)
     server = asyncio.create_task(process.serve(new_ip(), 8080, "token", "pod-1", open_session))

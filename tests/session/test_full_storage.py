@@ -14,8 +14,10 @@ import pytest
 from everloop_trainer.session.errors import StorageFailed
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
+from everloop_trainer.session.records import Open
 from everloop_trainer.store.journal import JournalWriter
 from everloop_trainer.store.opening import open_store
+from everloop_trainer.store.places import Places
 from tests.session.world import (
     LOOP,
     TIME,
@@ -178,7 +180,7 @@ async def test_a_failed_disk_is_final_at_once() -> None:
 async def hanging(slow: float) -> AsyncIterator[tuple[JournalWriter, threading.Event]]:
     files, go = CrashFiles(Disk()), threading.Event()
     files.on_flush = go.wait  # type: ignore[assignment]
-    journal = JournalWriter(files, 1, {}, slow=slow)
+    journal = JournalWriter(files, Open(1, 1, 1, "pod-1", (), TIME), Places(), slow=slow)
     try:
         yield journal, go
     finally:

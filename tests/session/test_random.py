@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Succeeded
+from everloop_trainer.store.compacting import LIMITS, Limits
 from tests.session.fake_engine import FakeEngine
 from tests.session.world import (
     SESSION,
@@ -158,7 +159,9 @@ async def reference(loop: list[list[Operation]]) -> tuple[dict[str, bytes], Clie
         return states(world.engine), client
 
 
-async def disturbed(loop: list[list[Operation]], plan: list[Fault], chance: random.Random) -> None:
+async def disturbed(
+    loop: list[list[Operation]], plan: list[Fault], chance: random.Random, limits: Limits = LIMITS
+) -> None:
     adapters, undisturbed = await reference(loop)
     disk, client = Disk(), Client()
     years = random.Random(len(loop))
@@ -182,6 +185,7 @@ async def disturbed(loop: list[list[Operation]], plan: list[Fault], chance: rand
                 fence_interval=unaware,
                 now=now,
                 checkpoint_every=OFTEN,
+                limits=limits,
             )
             try:
                 world = await world_of.__aenter__()
@@ -198,7 +202,9 @@ async def disturbed(loop: list[list[Operation]], plan: list[Fault], chance: rand
                 files.kill()
             if fault.ending in ("power", "chaos"):
                 disk.lose_power(chance if fault.ending == "chaos" else None)
-        async with running(disk, attempt=len(plan) + 1, pod="last", now=now, checkpoint_every=OFTEN) as world:
+        async with running(
+            disk, attempt=len(plan) + 1, pod="last", now=now, checkpoint_every=OFTEN, limits=limits
+        ) as world:
             await client.play(world.service, disorder(loop, chance))
             await world.settled()
             assert states(world.engine) == adapters

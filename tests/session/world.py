@@ -23,6 +23,7 @@ from everloop_trainer.session.operations import (
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
 from everloop_trainer.session.service import SessionConfig, SessionService
 from everloop_trainer.session.status import BaseModel
+from everloop_trainer.store.compacting import LIMITS, Limits
 from everloop_trainer.store.files import Files
 from everloop_trainer.store.journal import JournalWriter
 from everloop_trainer.store.opening import Claimant, OpenedStore, open_store
@@ -158,6 +159,7 @@ async def running(
     now: Callable[[], str] = lambda: TIME,
     checkpoint_every: float = 0.0,
     checkpoint_keep: int = 2,
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[Running]:
     """A started incarnation over a disk in memory; see `running_on`."""
     async with running_on(
@@ -173,6 +175,7 @@ async def running(
         now=now,
         checkpoint_every=checkpoint_every,
         checkpoint_keep=checkpoint_keep,
+        limits=limits,
     ) as world:
         yield world
 
@@ -192,10 +195,11 @@ async def running_on(
     now: Callable[[], str] = lambda: TIME,
     checkpoint_every: float = 0.0,
     checkpoint_keep: int = 2,
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[Serving[F]]:
     """A started incarnation; leaving the block kills its process."""
     clock = Clock()
-    store = await open_store(files, claimant(attempt, pod), TIME, probe_interval=0.005)
+    store = await open_store(files, claimant(attempt, pod), TIME, probe_interval=0.005, limits=limits)
     source = FakeSource(files, hook, available=available)
     config = SessionConfig(
         incarnation=store.incarnation,
@@ -212,7 +216,7 @@ async def running_on(
         fence_interval=fence_interval,
         space_interval=0.005,
     )
-    service = SessionService(config, store.journal, store.states, source, store.history)
+    service = SessionService(config, store.journal, store.states, source, store.base, store.history, store.compactor)
     task = asyncio.create_task(service.run())
     try:
         yield Serving(files, store, service, source, task, clock)

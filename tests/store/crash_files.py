@@ -168,6 +168,10 @@ class CrashFiles:
             for name in [name for name in list(self.disk.files) if name.startswith(path + "/")]:
                 del self.disk.files[name]
 
+    def remove(self, path: str) -> None:
+        with self.effect():
+            self.disk.files.pop(path, None)
+
     def absolute(self, path: str) -> str:
         return "/disk/" + path
 

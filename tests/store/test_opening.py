@@ -70,6 +70,19 @@ async def test_dump_shows_the_history_and_claims_nothing(tmp_path: Path) -> None
     await second.journal.close()
 
 
+async def test_dump_shows_a_base_as_one_value(tmp_path: Path) -> None:
+    """What it stands for is counted, not listed; what follows it is shown as ever."""
+    store = await open_store(PosixFiles(tmp_path), claimant(1), TIME)
+    await store.journal.append(accept(1), b"abc")[1]
+    await store.compactor.replace(await store.compactor.compact({}, {}))
+    await store.journal.append(accept(2))[1]
+    base, *rest = [json.loads(json.dumps(record)) for record in dump(tmp_path)]
+    assert base["t"] == "base"
+    assert [(stream["entries"], stream["owed"], stream["gone"]) for stream in base["streams"]] == [(1, 0, [])]
+    assert [record["t"] for record in rest] == ["open", "open", "accept"]
+    await store.journal.close()
+
+
 async def test_dump_of_nothing_and_of_damage(tmp_path: Path) -> None:
     """No session, and a broken one, are told apart."""
     with pytest.raises(FileNotFoundError, match="holds no session"):

@@ -122,7 +122,7 @@ async def test_a_manifest_outside_the_sealed_history_does_not_count() -> None:
     old = await opened(disk)
     kept = await stored(old, disk, 1)
     new = await opened(disk, 2)
-    end = new.journal._sealed[1]
+    end = new.journal.places.lengths[1]
     late = replace(kept, key="1-2", seq=2, stands_on=Position(1, end))
     directory = layout.state(storage_id(A), "snapshots", late.key)
     content = disk.files[f"{layout.state(storage_id(A), 'snapshots', kept.key)}/{layout.MANIFEST}"].written

@@ -89,7 +89,7 @@ async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) 
         replay_budget=config.session.snapshots.replay_budget_seconds,
     )
     engines = SpareSocket(config.spare_socket, wanted.name, files_sha256)
-    return SessionService(settings, store.journal, store.states, engines, store.history)
+    return SessionService(settings, store.journal, store.states, engines, store.base, store.history, store.compactor)
 
 
 def print_journal(root: str) -> int:

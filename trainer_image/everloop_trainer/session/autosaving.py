@@ -14,10 +14,11 @@ import structlog
 from everloop_trainer.session.context import Context
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.history import Model
-from everloop_trainer.session.identifiers import request_id, tinker_path
-from everloop_trainer.session.operations import LoadWeights, OptimStep, Sample
+from everloop_trainer.session.identifiers import request_id, storage_id, tinker_path
+from everloop_trainer.session.operations import FROZEN, LoadWeights, OptimStep, Sample
 from everloop_trainer.session.ports import ALPHA, Engine, Manifest
 from everloop_trainer.session.records import Autosaved, Pruned, Stored
+from everloop_trainer.session.streams import Stream
 
 log = structlog.get_logger(__name__)
 
@@ -100,12 +101,21 @@ class Autosaving:
     async def _sweep(self, model: Model) -> None:
         """Delete the files of what was pruned, and of what an earlier incarnation never got to journal."""
         context, model_id = self._context, model.info.model_id
-        entries = context.history.streams[model_id].entries
+        stream = context.history.streams[model_id]
         for key, writer, seq in await context.states.keys("weights", model_id):
-            if key in model.automatic or seq not in entries or not isinstance(entries[seq].args, OptimStep):
+            if key in model.automatic or not self._at_boundary(stream, seq, key):
                 continue
             if key in model.pruned or writer < context.config.incarnation.number:
                 await context.states.delete("weights", model_id, key)
+                model.pruned.discard(key)
+
+    def _at_boundary(self, stream: Stream, seq: int, key: str) -> bool:
+        """Whether a checkpoint with this number was written after an optim_step, not by an operation that saves."""
+        entry = stream.entries.get(seq)
+        if entry is not None:
+            return isinstance(entry.args, OptimStep)
+        # What that operation was is forgotten; but it has ended, and what an ended one stored is known.
+        return stream.knows(seq) and f"{FROZEN}{storage_id(stream.name)}/{key}" not in self._context.history.frozen
 
 
 def _in_use(context: Context) -> set[str | None]:

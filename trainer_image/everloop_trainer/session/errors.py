@@ -23,6 +23,14 @@ class JournalDamaged(StorageFailed):
     """The journal does not say what it once said: bytes before its end are wrong. Names file and offset."""
 
 
+class Replaced(JournalDamaged):
+    """A record is where it was no more, because a base stands for it now: its operation has to be looked up again."""
+
+
+class CompactionAbandoned(Exception):
+    """A base could not be written; everything is as it was, and a later compaction may do better."""
+
+
 class EngineRefused(Exception):
     """The engine refused an operation before anything changed.
 

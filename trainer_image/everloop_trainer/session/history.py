@@ -14,6 +14,7 @@ from everloop_trainer.session.identifiers import (
     storage_id,
     tinker_path,
 )
+from everloop_trainer.session.numbers import Numbers
 from everloop_trainer.session.operations import (
     FROZEN,
     CreateModel,
@@ -29,6 +30,7 @@ from everloop_trainer.session.records import (
     Accept,
     Autosaved,
     Deliver,
+    Fetched,
     Loaded,
     Lost,
     Open,
@@ -39,7 +41,7 @@ from everloop_trainer.session.records import (
     Try,
 )
 from everloop_trainer.session.streams import Ended, Entry, Stream
-from everloop_trainer.session.windows import Finished, closes_window
+from everloop_trainer.session.windows import Finished, added_gradients, closes_window, is_failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,22 @@ class Checkpoint:
         return None if self.name is None else tinker_path(self.model_id, self.stored.kind, self.name)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An operation that has ended and of which only the result is left: the base that holds it, and where."""
+
+    base: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An operation that has ended, whose result was fetched and then kept as long as is promised."""
+
+
 @dataclass(slots=True)
 class Model:
-    """What is known of one model: optimizer steps applied, and the numbers of its open accumulation window.
+    """What is known of one model: optimizer steps applied, and the numbers that matter of its open accumulation window.
 
     `root` is the key of the snapshot that its newest load_weights made, if it had one. `automatic` are its automatic
     checkpoints by key, oldest first; `pruned` the keys of those that are no more.
@@ -117,7 +132,8 @@ class History:
         """By `frozen:` name."""
         self.last_request: dict[str, str] = {}
         """By stream: time of the newest acceptance."""
-        self._inflight: dict[str, str] = {}
+        self.inflight: dict[str, str] = {}
+        """By model: the `frozen:` name that its inflight samplers use."""
 
     def apply(self, record: Record, position: Position, *, durable: bool = True) -> None:
         """Take in one record, in the order of the history.
@@ -135,8 +151,9 @@ class History:
                 entry = stream.end(record.seq, Ended(record, position))
                 self._take_effect(entry, record)
             case Deliver():
-                entry = self._stream(record.stream, record.seq).entries[record.seq]
-                entry.delivered = position  # the last: an earlier one came too late for its answer
+                self._deliver(record, position)
+            case Fetched():
+                self._fetch(record)
             case Try():
                 entry = self._stream(record.stream, record.seq).entries[record.seq]
                 entry.tries = entry.tries.tried(position.incarnation)
@@ -148,6 +165,21 @@ class History:
                 self._lose(record, position, durable)
             case Open():
                 pass
+
+    def _deliver(self, record: Deliver, position: Position) -> None:
+        stream = self.streams.get(record.stream)
+        if stream is None or not stream.knows(record.seq):
+            raise ValueError(f"{request_id(record.stream, record.seq)} was delivered but never accepted")
+        stream.fetch(record.seq)
+        entry = stream.entries.get(record.seq)
+        if entry is not None:
+            entry.delivered = position  # the last: an earlier one came too late for its answer
+
+    def _fetch(self, record: Fetched) -> None:
+        stream = self.streams.get(record.stream)
+        if stream is None:
+            raise ValueError(f"results of {record.stream} were fetched, which has no operations")
+        stream.fetched.update(Numbers(record.numbers).without(stream.gone))
 
     def _autosave(self, saved: Autosaved) -> None:
         model = self.models.get(saved.stream)
@@ -163,7 +195,8 @@ class History:
         if model is None or checkpoint is None:
             raise ValueError(f"{pruned.key} of {pruned.stream} was pruned but never saved")
         model.pruned.add(pruned.key)
-        if checkpoint.path is not None and self.checkpoints.get(checkpoint.path) is checkpoint:
+        del self.frozen[checkpoint.frozen]
+        if checkpoint.path is not None and self.checkpoints.get(checkpoint.path) == checkpoint:
             del self.checkpoints[checkpoint.path]
 
     def _list(self, model: Model, checkpoint: Checkpoint) -> None:
@@ -191,11 +224,24 @@ class History:
             raise ValueError(f"{request_id(name, seq)} has a record but was never accepted")
         return stream
 
-    def entry(self, request: str) -> Entry | None:
-        """The accepted operation of a request id."""
+    def find(self, request: str) -> Entry | Kept | Gone | None:
+        """What is known of the operation of a request id; None if none was accepted."""
         parts = split_request_id(request)
         stream = self.streams.get(parts[0]) if parts else None
-        return stream.entries.get(parts[1]) if parts and stream else None
+        if parts is None or stream is None:
+            return None
+        entry = stream.entries.get(parts[1])
+        if entry is not None:
+            return entry
+        offset = stream.owed.find(parts[1])
+        if offset is not None:
+            return Kept(stream.owed.base, offset)
+        return Gone() if parts[1] in stream.gone else None
+
+    def entry(self, request: str) -> Entry | None:
+        """The accepted operation of a request id, unless only its result is kept."""
+        found = self.find(request)
+        return found if isinstance(found, Entry) else None
 
     def _take_effect(self, entry: Entry, result: Result) -> None:
         args = entry.args
@@ -210,9 +256,11 @@ class History:
         if model is None:
             return
         model.step = result.step
-        model.window.append(entry.seq)
-        if closes_window(_finished(entry, result)):
+        finished = _finished(entry, result)
+        if closes_window(finished):
             model.window.clear()
+        elif is_failure(finished) or added_gradients(finished):
+            model.window.append(entry.seq)
         if result.stored is not None:
             self._take_checkpoint(model, entry, result.stored)
 
@@ -237,7 +285,7 @@ class History:
         if not isinstance(args, SaveWeightsForSampler):
             return
         if args.kind == "inflight":
-            self._inflight[entry.stream] = checkpoint.frozen
+            self.inflight[entry.stream] = checkpoint.frozen
         if args.sampling_session_seq_id is not None:
             sampler = sampling_session_id(session_of(entry.stream), args.sampling_session_seq_id)
             self.samplers[sampler] = SamplerInfo(sampler, entry.stream, args.kind, checkpoint.frozen)
@@ -247,10 +295,10 @@ class History:
         info = self.samplers.get(sampler)
         if info is None:
             return None
-        return self._inflight[info.model_id] if info.kind == "inflight" else info.weights
+        return self.inflight[info.model_id] if info.kind == "inflight" else info.weights
 
     def window(self, model_id: str) -> list[Finished]:
-        """The finished operations of a model's open accumulation window, in order."""
+        """What matters of a model's open accumulation window: failures and what added gradients, in order."""
         entries = self.streams[model_id].entries
         window = [entries[seq] for seq in self.models[model_id].window]
         return [_finished(entry, entry.ended.result) for entry in window if entry.ended is not None]

@@ -138,7 +138,13 @@ class Journal(Protocol):
         """Add a record that may be lost with the machine; the future ends when the operating system has it."""
 
     async def read(self, position: Position) -> bytes:
-        """The body of a record. Raises JournalDamaged if it cannot be read back as it was written."""
+        """The body of a record.
+
+        Raises Replaced if the record was compacted, JournalDamaged if it cannot be read back as it was written.
+        """
+
+    async def read_kept(self, base: str, offset: int) -> tuple[Record, bytes]:
+        """A result of a base, and its body. Raises Replaced if a newer base holds it now, JournalDamaged."""
 
     async def check_fence(self) -> None:
         """Read the fence: to be awaited before every effect that the outside sees."""
@@ -199,6 +205,9 @@ class States(Protocol):
 
     async def snapshots(self, model: str) -> list[Manifest]:
         """Snapshots that count, newest first; the engine that loads one verifies its data."""
+
+    async def intact(self, manifest: Manifest) -> bool:
+        """Whether the data of a stored state is there as its manifest says."""
 
     async def find(self, kind: StateKind, model: str, operation: str) -> Manifest | None:
         """The intact checkpoint that an earlier try of this operation stored, if any."""

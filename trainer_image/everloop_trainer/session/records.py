@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from everloop_trainer.session.errors import Category
+from everloop_trainer.session.numbers import Range
 from everloop_trainer.session.operations import Arguments, arguments_from_json, arguments_to_json
 from everloop_trainer.session.outcomes import ContentType
 
@@ -18,16 +19,39 @@ STRICT = ConfigDict(extra="forbid")
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """How much of an older journal counts for ever: its first `length` bytes, which have this SHA-256."""
+    """How much of an older journal file counts for ever: its first `length` bytes, which have this SHA-256.
+
+    `segment` counts the files of one incarnation, from 0.
+    """
 
     incarnation: int
     length: int
     sha256: str
+    segment: int = 0
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class BaseSeal:
+    """The base that stands for everything before segment `segment` of incarnation `incarnation`.
+
+    `length` in bytes, with this SHA-256; its facts begin at byte `facts`, before them lie records for single reads.
+    """
+
+    incarnation: int
+    segment: int
+    length: int
+    sha256: str
+    facts: int
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """First record of a journal: who writes it and which history it stands on. `time` is RFC 3339."""
+    """First record of a journal file: who writes it and which history it stands on. `time` is RFC 3339.
+
+    The history is `base`, if there is one, and behind it the files of `seals`. `start` is the offset of this file's
+    first byte in the incarnation's journal, of which it is segment `segment`.
+    """
 
     number: int
     attempt: int
@@ -35,6 +59,9 @@ class Open:
     pod: str
     seals: tuple[Seal, ...]
     time: str
+    segment: int = 0
+    start: int = 0
+    base: BaseSeal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +160,32 @@ class Pruned:
     key: str
 
 
-Record = Open | Accept | Try | Result | Deliver | Lost | Autosaved | Pruned
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Results of a stream were handed out to somebody who asked; `numbers` as ranges."""
+
+    stream: str
+    numbers: tuple[Range, ...]
+
+
+Record = Open | Accept | Try | Result | Deliver | Lost | Autosaved | Pruned | Fetched
 
 
 def to_header(record: Record) -> dict[str, Any]:
     """The record's header as JSON values; `t` names its type."""
     match record:
         case Open():
-            seals = [{"incarnation": s.incarnation, "length": s.length, "sha256": s.sha256} for s in record.seals]
             return {
                 "t": "open",
                 "n": record.number,
                 "attempt": record.attempt,
                 "boot": record.boot,
                 "pod": record.pod,
-                "seals": seals,
+                "seals": [_SEAL.dump_python(seal, mode="json") for seal in record.seals],
                 "time": record.time,
+                "segment": record.segment,
+                "start": record.start,
+                "base": None if record.base is None else _BASE_SEAL.dump_python(record.base, mode="json"),
             }
         case Accept():
             return {
@@ -176,6 +213,8 @@ def to_header(record: Record) -> dict[str, Any]:
             }
         case Pruned():
             return {"t": "pruned", "s": record.stream, "n": 0, "key": record.key}
+        case Fetched():
+            return {"t": "fetched", "s": record.stream, "n": 0, "numbers": [list(each) for each in record.numbers]}
         case Result():
             header: dict[str, Any] = {
                 "t": "result",
@@ -204,6 +243,8 @@ def is_readable(record: Record) -> bool:
 
 
 _STORED = TypeAdapter(Stored)
+_SEAL = TypeAdapter(Seal)
+_BASE_SEAL = TypeAdapter(BaseSeal)
 
 
 @with_config(STRICT)
@@ -211,7 +252,7 @@ _STORED = TypeAdapter(Stored)
 class _Header:
     """Every key that a header may hold, by type; `from_header` asks for those that its type needs."""
 
-    t: Literal["open", "accept", "try", "result", "deliver", "lost", "autosaved", "pruned"]
+    t: Literal["open", "accept", "try", "result", "deliver", "lost", "autosaved", "pruned", "fetched"]
     n: int
     s: str | None = None
     k: str | None = None
@@ -232,6 +273,10 @@ class _Header:
     loaded: Loaded | None = None
     name: str | None = None
     key: str | None = None
+    segment: int = 0
+    start: int = 0
+    base: BaseSeal | None = None
+    numbers: tuple[Range, ...] | None = None
 
     def need(self, *keys: str) -> list[Any]:
         values = [getattr(self, key) for key in keys]
@@ -259,7 +304,7 @@ def from_header(header: bytes) -> Record:
     match found.t:
         case "open":
             attempt, boot, pod, seals, time = found.need("attempt", "boot", "pod", "seals", "time")
-            return Open(found.n, attempt, boot, pod, seals, time)
+            return Open(found.n, attempt, boot, pod, seals, time, found.segment, found.start, found.base)
         case "accept":
             stream, kind, values, time = found.need("s", "k", "a", "time")
             return Accept(stream, found.n, arguments_from_json(kind, values), time)
@@ -275,6 +320,9 @@ def from_header(header: bytes) -> Record:
         case "pruned":
             stream, key = found.need("s", "key")
             return Pruned(stream, key)
+        case "fetched":
+            stream, numbers = found.need("s", "numbers")
+            return Fetched(stream, numbers)
         case "lost":
             stream, told = found.need("s", "err")
             return Lost(stream, found.n, told)

@@ -45,7 +45,7 @@ def stands_on(entry: Entry, history_entries: dict[int, Entry]) -> Position:
 
 
 def last_load(stream: Stream) -> Entry | None:
-    """The newest load_weights of a model that succeeded: nothing before it is in the model any more."""
+    """The newest load_weights from the stream's floor on that succeeded: nothing before it is in the model any more."""
     loads = (
         entry
         for entry in stream.finished()
@@ -55,7 +55,7 @@ def last_load(stream: Stream) -> Entry | None:
 
 
 def usable(stream: Stream, snapshots: Iterable[Manifest], since: int = 0) -> list[Manifest]:
-    """The snapshots that the history covers and that hold operation `since`, newest state first.
+    """The snapshots that the history covers, from its floor on, and that hold operation `since`, newest state first.
 
     A snapshot of an operation without a result would make that operation count twice, so it is none; nor is one that
     a load wrote which failed after all.
@@ -63,7 +63,7 @@ def usable(stream: Stream, snapshots: Iterable[Manifest], since: int = 0) -> lis
     covered = [
         snapshot
         for snapshot in snapshots
-        if since <= snapshot.seq < stream.done and not _failed_load(stream.entries[snapshot.seq])
+        if max(since, stream.floor) <= snapshot.seq < stream.done and not _failed_load(stream.entries[snapshot.seq])
     ]
     return sorted(covered, key=lambda snapshot: (snapshot.seq, snapshot.stands_on), reverse=True)
 
@@ -75,11 +75,12 @@ def _failed_load(entry: Entry) -> bool:
 def plans(stream: Stream, snapshots: Sequence[Manifest]) -> list[Plan]:
     """Ways to bring a model back, best first: each leads to the same state, the last needs no snapshot at all.
 
-    Except after a load: what it read may be gone, so a loaded model comes back from a snapshot only.
+    Except after a load: what it read may be gone, so a loaded model comes back from a snapshot only; and where the
+    history is compacted, because what came before the floor is in the snapshots only.
     """
     load = last_load(stream)
     bases = usable(stream, snapshots, since=load.seq if load is not None else 0)
     return [
         Plan(base, tuple(entry for entry in stream.finished(after=base.seq if base else 0) if changes_state(entry)))
-        for base in ([*bases, None] if load is None else bases)
+        for base in ([*bases, None] if load is None and stream.floor == 0 else bases)
     ]

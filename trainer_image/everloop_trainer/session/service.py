@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from everloop_trainer.session.base import Base, given_up, restore
+from everloop_trainer.session.compacting import Compacting, Compactor
 from everloop_trainer.session.context import Context, SessionConfig
-from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFailed
+from everloop_trainer.session.errors import Fenced, JournalDamaged, Replaced, StorageFailed
 from everloop_trainer.session.gaps import MINUTES, Gaps, explanation
-from everloop_trainer.session.history import Checkpoint, History, Model, ModelInfo, SamplerInfo
+from everloop_trainer.session.history import Checkpoint, History, Kept, Model, ModelInfo, SamplerInfo
 from everloop_trainer.session.identifiers import request_id, storage_id
 from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
 from everloop_trainer.session.ports import EngineSource, Journal, Position, States
-from everloop_trainer.session.records import Accept, Deliver, Lost, Record, is_readable
+from everloop_trainer.session.records import Accept, Deliver, Lost, Record, Result, is_readable
 from everloop_trainer.session.runner import Runner
 from everloop_trainer.session.status import CheckpointStatus, ModelStatus, SessionStatus
 from everloop_trainer.session.streams import Ended, Entry
@@ -26,6 +28,10 @@ __all__ = ["ModelInfo", "Run", "SamplerInfo", "SessionConfig", "SessionService"]
 DELIVERY_SECONDS = 2.0
 """How long the journal may take over a failure's delivery before the client is asked to come again."""
 UNREADABLE = "body: text that is not Unicode, or values that nest too deeply, cannot be stored"
+FORGOTTEN = (
+    "request_id: this operation has ended and its result was fetched more than 24 hours ago; results are not kept for "
+    "longer, and it will not run again"
+)
 log = structlog.get_logger(__name__)
 
 
@@ -49,7 +55,9 @@ class SessionService:
         journal: open, its `open` record written.
         states: stored model states.
         source: where engines come from.
-        history: the records of the sealed history, in order.
+        base: what the history begins with, if it was compacted.
+        history: the records behind that, in order.
+        compactor: what shortens the journal.
 
     Raises:
         JournalDamaged: the records contradict each other.
@@ -61,9 +69,11 @@ class SessionService:
         journal: Journal,
         states: States,
         source: EngineSource,
+        base: Base | None,
         history: Iterable[tuple[Position, Record]],
+        compactor: Compactor,
     ) -> None:
-        facts = History()
+        facts = History() if base is None else restore(base)
         for position, record in history:
             try:
                 facts.apply(record, position)
@@ -76,6 +86,7 @@ class SessionService:
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._delivering: dict[str, asyncio.Future[None]] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._compacting = Compacting(self._context, compactor, lambda: self._runner.engine is not None)
         self._gaps = Gaps()
         self._heard = config.monotonic()
         self._main: asyncio.Task[None] | None = None
@@ -92,7 +103,7 @@ class SessionService:
         """
         self._heard = self._context.config.monotonic()
         request = operation.request_id
-        if self._context.history.entry(request) is None:
+        if self._context.history.find(request) is None:
             self._append(operation)
         accepting = self._accepting.get(request)
         if accepting is not None:
@@ -154,10 +165,9 @@ class SessionService:
         cannot be read back stops its stream and stays pending: it is never told otherwise than it was recorded.
         """
         self._heard = self._context.config.monotonic()
-        entry = self._context.history.entry(request)
-        if entry is None:
-            await self._context.journal.check_fence()
-            return Unknown()
+        entry = self._context.history.find(request)
+        if not isinstance(entry, Entry):
+            return await self._ended_before(request, timeout)
         if entry.ended is None:
             waiting = self._waiting.setdefault(request, asyncio.get_running_loop().create_future())
             await asyncio.wait({waiting, self._context.ended}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -167,6 +177,8 @@ class SessionService:
             return self._pending(entry)
         try:
             return await self._deliver(entry, entry.ended)
+        except Replaced:  # compacted while this call waited
+            return await self._ended_before(request, timeout)
         except JournalDamaged as damage:
             return await self._stopped(entry.stream, damage, timeout)
 
@@ -178,12 +190,33 @@ class SessionService:
             self._context.ended.result()
         return _waits_for_mending(stream, str(damage), 0)
 
+    async def _ended_before(self, request: str, timeout: float) -> Outcome | Pending | Unknown:
+        """The outcome of an operation of which at most the result is left."""
+        journal = self._context.journal
+        while isinstance(found := self._context.history.find(request), Kept):
+            try:
+                record, body = await journal.read_kept(found.base, found.offset)
+            except Replaced:  # by the next base, this moment
+                continue
+            except JournalDamaged as damage:
+                return await self._stopped(request.rpartition(":")[0], damage, timeout)
+            result = given_up(record) if isinstance(record, Lost) else record
+            if not isinstance(result, Result) or request_id(result.stream, result.seq) != request:
+                raise JournalDamaged(f"{found.base}: the record at offset {found.offset} is not that of {request}")
+            await journal.check_fence()
+            self._compacting.fetched(result.stream, result.seq)
+            return _outcome(result, body)
+        await journal.check_fence()
+        return Unknown() if found is None else Failed(FORGOTTEN, "user")
+
     async def _deliver(self, entry: Entry, ended: Ended) -> Outcome | Pending:
         result = ended.result
         if result.ok:
             body = await self._context.journal.read(ended.position)
             await self._context.journal.check_fence()
-            return Succeeded(result.content_type, body)
+            self._compacting.fetched(entry.stream, entry.seq)
+            return _outcome(result, body)
+        self._compacting.fetched(entry.stream, entry.seq)
         if entry.delivered is None:
             deliver = Deliver(entry.stream, entry.seq)
             position, durable = self._context.journal.append(deliver)
@@ -196,10 +229,9 @@ class SessionService:
                 entry.delivered = None  # this answer tells nothing: what is sent before the next is sent in ignorance
                 return self._pending(entry)
             delivering.result()
+            self._delivering.pop(entry.request_id, None)
         await self._context.journal.check_fence()
-        assert result.error is not None, "validated with the record"
-        assert result.category is not None, "validated with the record"
-        return Failed(result.error, result.category)
+        return _outcome(result, b"")
 
     def _finished(self, entry: Entry) -> None:
         waiting = self._waiting.pop(entry.request_id, None)
@@ -305,15 +337,17 @@ class SessionService:
         """Drive the engine until this incarnation ends: raises Fenced or StorageFailed; returns after `drain`."""
         self._main = asyncio.create_task(self._runner.run(), name="runner")
         watch = asyncio.create_task(self._watch(), name="fence and gaps")
-        tasks: set[asyncio.Future[None]] = {self._main, watch, self._context.ended}
+        compacting = asyncio.create_task(self._compacting.run(), name="compaction")
+        tasks: set[asyncio.Future[None]] = {self._main, watch, compacting, self._context.ended}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._main.cancel()
             watch.cancel()
-            await asyncio.gather(self._main, watch, return_exceptions=True)
+            compacting.cancel()
+            await asyncio.gather(self._main, watch, compacting, return_exceptions=True)
             await self._runner.snapshots.abandon()
-        for task in (self._main, watch):
+        for task in (self._main, watch, compacting):
             failure = None if task.cancelled() else task.exception()
             if isinstance(failure, Fenced | StorageFailed):
                 self._context.end(failure)
@@ -363,3 +397,11 @@ class SessionService:
 
 def _waits_for_mending(stream: str, why: str, before: int) -> Pending:
     return Pending("paused_capacity", f"{stream} is stopped until its storage is mended: {why}", before)
+
+
+def _outcome(result: Result, body: bytes) -> Succeeded | Failed:
+    if result.ok:
+        return Succeeded(result.content_type, body)
+    assert result.error is not None, "validated with the record"
+    assert result.category is not None, "validated with the record"
+    return Failed(result.error, result.category)

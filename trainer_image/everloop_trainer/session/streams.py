@@ -6,10 +6,13 @@ waits. A sampling session's stream is unordered: its operations run as they were
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from everloop_trainer.session.identifiers import is_model, request_id
+from everloop_trainer.session.numbers import Numbers
 from everloop_trainer.session.operations import Arguments, Sample
 from everloop_trainer.session.poison import UNTRIED, Tries
 from everloop_trainer.session.ports import Position
@@ -42,30 +45,67 @@ class Entry:
         """The id that the client polls."""
         return request_id(self.stream, self.seq)
 
+    @property
+    def given_up(self) -> bool:
+        """Whether it never arrived: one record says so, and is both its acceptance and its result."""
+        return self.ended is not None and self.ended.position == self.accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """Results that are in a base and nowhere else: numbers, ascending, and the offset in it of each one's record."""
+
+    base: str = ""
+    numbers: array[int] = field(default_factory=lambda: array("Q"))
+    offsets: array[int] = field(default_factory=lambda: array("Q"))
+
+    def find(self, seq: int) -> int | None:
+        """The offset of a number's result."""
+        index = bisect_left(self.numbers, seq)
+        return self.offsets[index] if index < len(self.numbers) and self.numbers[index] == seq else None
+
 
 @dataclass(slots=True)
 class Stream:
     """The operations of one model or sampling session.
 
     Attributes:
-        entries: every accepted operation by number.
+        entries: accepted operations by number: those without a result, and those that may be asked for again by the
+            session itself, which of a model are all from `floor` on.
         pending: those without a result, in the order of their acceptance.
         done: in an ordered stream, every number below this one has ended.
+        floor: of a model, the oldest number from which it can be restored.
+        owed: results of operations that are no entries any more.
+        gone: numbers that ended, and whose results are not kept any more.
+        fetched: numbers whose results were handed out, and are not gone.
     """
 
     name: str
     entries: dict[int, Entry] = field(default_factory=dict)
     pending: dict[int, Entry] = field(default_factory=dict)
     done: int = 0
+    floor: int = 0
+    owed: Owed = field(default_factory=Owed)
+    gone: Numbers = field(default_factory=Numbers)
+    fetched: Numbers = field(default_factory=Numbers)
 
     @property
     def ordered(self) -> bool:
         """Whether operations run in number order."""
         return is_model(self.name)
 
+    def knows(self, seq: int) -> bool:
+        """Whether a number was taken before: accepted, or given up."""
+        return seq in self.entries or self.owed.find(seq) is not None or seq in self.gone
+
+    def fetch(self, seq: int) -> None:
+        """Take in that a result was handed out."""
+        if seq not in self.gone:
+            self.fetched.add(seq)
+
     def accept(self, entry: Entry) -> None:
         """Take in an operation. Raises ValueError if its number was taken before."""
-        if entry.seq in self.entries:
+        if self.knows(entry.seq):
             raise ValueError(f"{entry.request_id} was accepted twice")
         self.entries[entry.seq] = entry
         self.pending[entry.seq] = entry
@@ -100,12 +140,12 @@ class Stream:
 
     def lose(self, entry: Entry) -> None:
         """Take in a number that never arrived. Raises ValueError if it was not its turn, or if it was accepted."""
-        if not self.ordered or entry.seq != self.done or entry.seq in self.entries:
+        if not self.ordered or entry.seq != self.done or self.knows(entry.seq):
             raise ValueError(f"{entry.request_id} was given up but was not missing")
         self.entries[entry.seq] = entry
         self.done = entry.seq + 1
 
     def finished(self, after: int = -1) -> Iterator[Entry]:
-        """Ended operations of an ordered stream with numbers above `after`, in order."""
-        for seq in range(after + 1, self.done):
+        """Ended operations of an ordered stream from `floor` on with numbers above `after`, in order."""
+        for seq in range(max(after + 1, self.floor), self.done):
             yield self.entries[seq]

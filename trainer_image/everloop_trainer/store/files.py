@@ -59,6 +59,9 @@ class Files(Protocol):
     def delete(self, path: str) -> None:
         """Remove a directory and what is in it, or do nothing if there is none."""
 
+    def remove(self, path: str) -> None:
+        """Remove a file, or do nothing if there is none."""
+
     def absolute(self, path: str) -> str:
         """The path as another process on this machine can open it."""
 
@@ -148,6 +151,10 @@ class PosixFiles:
         except FileNotFoundError:
             return
         self._directories.forget(self._root / path)
+
+    def remove(self, path: str) -> None:
+        """See Files."""
+        (self._root / path).unlink(missing_ok=True)
 
     def absolute(self, path: str) -> str:
         """See Files."""

@@ -11,14 +11,18 @@ from typing import Literal
 import structlog
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+from everloop_trainer.session.base import Base
 from everloop_trainer.session.errors import JournalDamaged, StorageFailed, StorageMismatch
 from everloop_trainer.session.ports import Journal, Position
-from everloop_trainer.session.records import Open, Record, Seal
+from everloop_trainer.session.records import Open, Record
 from everloop_trainer.session.status import BaseModel, Incarnation
 from everloop_trainer.store import layout
+from everloop_trainer.store.bases import read_base
+from everloop_trainer.store.compacting import LIMITS, Compactor, Limits
 from everloop_trainer.store.epochs import claim
 from everloop_trainer.store.files import Files
 from everloop_trainer.store.journal import PROBE_INTERVAL, JournalWriter
+from everloop_trainer.store.places import Lineage, places_of
 from everloop_trainer.store.sealed import records, seal
 from everloop_trainer.store.states import StoredStates
 
@@ -60,13 +64,18 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """Storage that this process owns until a newer incarnation claims it. `history` has no bodies."""
+    """Storage that this process owns until a newer incarnation claims it.
+
+    `history` is what follows `base`, and has no bodies.
+    """
 
     incarnation: Incarnation
     previous: Incarnation | None
     lineage: str
     journal: JournalWriter
     states: StoredStates
+    compactor: Compactor
+    base: Base | None
     history: list[tuple[Position, Record]]
 
 
@@ -76,10 +85,12 @@ async def open_store(
     time: str,
     *,
     probe_interval: float = PROBE_INTERVAL,
+    limits: Limits = LIMITS,
     begun: Callable[[Journal], None] | None = None,
 ) -> OpenedStore:
     """Claim the storage, read and seal its history, and open a journal of our own. `time` is RFC 3339.
 
+    `limits` says how much history may follow a base before a new one is due.
     `begun` is given the journal before its first record is written: on full storage that takes long, and it says why.
 
     Raises:
@@ -89,17 +100,25 @@ async def open_store(
         StorageFailed: the storage failed.
     """
     try:
-        lineage = await asyncio.to_thread(_adopt, files, claimant)
+        identity = await asyncio.to_thread(_adopt, files, claimant)
         incarnation, previous = await asyncio.to_thread(claim, files, claimant.attempt, claimant.pod_uid, time)
-        seals = await asyncio.to_thread(seal, files, incarnation.number - 1, claimed=True)
-        history = await asyncio.to_thread(_read, files, seals)
+        lineage = await asyncio.to_thread(seal, files, incarnation.number - 1, claimed=True)
+        base = await asyncio.to_thread(read_base, files, lineage.base) if lineage.base is not None else None
+        history = await asyncio.to_thread(_read, files, lineage)
     except OSError as error:
         raise StorageFailed(str(error)) from error
-    for sealed in seals:
-        log.info("predecessor sealed", incarnation=sealed.incarnation, length=sealed.length)
-    lengths = {sealed.incarnation: sealed.length for sealed in seals}
-    journal = JournalWriter(files, incarnation.number, lengths, probe_interval=probe_interval)
-    opening = Open(incarnation.number, incarnation.attempt, incarnation.boot, incarnation.pod_uid, seals, time)
+    for sealed in lineage.seals:
+        log.info("predecessor sealed", incarnation=sealed.incarnation, segment=sealed.segment, length=sealed.length)
+    opening = Open(
+        incarnation.number,
+        incarnation.attempt,
+        incarnation.boot,
+        incarnation.pod_uid,
+        lineage.seals,
+        time,
+        base=lineage.base,
+    )
+    journal = JournalWriter(files, opening, places_of(lineage, base), probe_interval=probe_interval)
     if begun is not None:
         begun(journal)
     try:
@@ -107,11 +126,13 @@ async def open_store(
     except BaseException:
         await journal.close()
         raise
-    return OpenedStore(incarnation, previous, lineage, journal, StoredStates(files, journal), history)
+    compactor = Compactor(files, journal, limits, records=len(history))
+    states = StoredStates(files, journal)
+    return OpenedStore(incarnation, previous, identity, journal, states, compactor, base, history)
 
 
-def _read(files: Files, seals: tuple[Seal, ...]) -> list[tuple[Position, Record]]:
-    return [(found.position, found.record) for found in records(files, seals)]
+def _read(files: Files, lineage: Lineage) -> list[tuple[Position, Record]]:
+    return [(found.position, found.record) for found in records(files, lineage)]
 
 
 def _adopt(files: Files, claimant: Claimant) -> str:

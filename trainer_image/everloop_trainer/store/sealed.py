@@ -1,10 +1,11 @@
-"""The sealed history: which bytes of which journals count, and the records in them."""
+"""The sealed history: which bytes of which files count, and the records in them."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import structlog
 
@@ -13,9 +14,12 @@ from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Open, Record, Seal
 from everloop_trainer.store import layout
 from everloop_trainer.store.files import COPY_BYTES, Files
-from everloop_trainer.store.segments import MAGIC, good_start, read_at, read_file
+from everloop_trainer.store.layout import Cut
+from everloop_trainer.store.places import Lineage, Place
+from everloop_trainer.store.segments import MAGIC, good_length, read_at, read_file
 
 EMPTY = hashlib.sha256().hexdigest()
+FIRST = Cut(1, 0)
 log = structlog.get_logger(__name__)
 
 
@@ -28,78 +32,92 @@ class HistoryRecord:
     body: bytes
 
 
-def seal(files: Files, newest: int, *, claimed: bool = False) -> tuple[Seal, ...]:
-    """How much counts of each of the journals 1..newest. A claimant makes durable what it counts.
+def seal(files: Files, newest: int, *, claimed: bool = False) -> Lineage:
+    """What counts of the journals of incarnations up to `newest`. A claimant makes durable what it counts.
 
-    The newest journal that has an `open` record rules: its seals say for ever what counts of those before it. It has
-    no seal itself yet; its records count up to its torn tail. Journals behind it never got as far as being opened.
+    The newest journal file that has an `open` record rules: it says for ever which base counts, and how much of the
+    files between that and itself. It has no seal itself yet; its records count up to its torn tail. Files behind it
+    never got as far as being opened. The base is named here and checked by whoever reads it.
 
     Raises:
         JournalDamaged: names file and offset, or the seal that does not fit its file.
     """
-    ruler, opened = _ruling_journal(files, newest)
-    seals: list[Seal] = []
-    if opened is not None:
-        if [older.incarnation for older in opened.seals] != list(range(1, ruler)):
-            raise JournalDamaged(f"{layout.journal(ruler)}: its seals are not those of journals 1 to {ruler - 1}")
-        for older in opened.seals:
-            _check_seal(files, older)
-            seals.append(older)
-        seals.append(_seal_tail(files, ruler, claimed=claimed))
-    seals += [Seal(number, 0, EMPTY) for number in range(len(seals) + 1, newest + 1)]
-    return tuple(seals)
+    found = _ruling_file(files, newest)
+    if found is None:
+        return Lineage(None, tuple(Seal(number, 0, EMPTY) for number in range(1, newest + 1)))
+    ruler, opened = found
+    first = FIRST if opened.base is None else Cut(opened.base.incarnation, opened.base.segment)
+    if not _without_gap([first, *(Cut(older.incarnation, older.segment) for older in opened.seals), ruler]):
+        raise JournalDamaged(f"{layout.journal(*ruler)}: its seals are not those of the files from {first} to itself")
+    for older in opened.seals:
+        _check_seal(files, older)
+    unopened = (Seal(number, 0, EMPTY) for number in range(ruler.incarnation + 1, newest + 1))
+    return Lineage(opened.base, (*opened.seals, _seal_tail(files, ruler, claimed=claimed), *unopened))
 
 
-def records(files: Files, seals: tuple[Seal, ...]) -> Iterator[HistoryRecord]:
-    """Every record that counts, in order. Raises JournalDamaged, OSError."""
-    for sealed in seals:
+def _without_gap(files: list[Cut]) -> bool:
+    """Whether what comes after the first place begins there, and each is the file behind the one before it."""
+    return files[0] == files[1] and all(
+        here in (Cut(before.incarnation, before.segment + 1), Cut(before.incarnation + 1, 0))
+        for before, here in pairwise(files[1:])
+    )
+
+
+def records(files: Files, lineage: Lineage) -> Iterator[HistoryRecord]:
+    """Every record behind the base that counts, in order. Raises JournalDamaged, OSError."""
+    start, incarnation = 0, 0
+    for sealed in lineage.seals:
         if sealed.length == 0:
             continue
-        path = layout.journal(sealed.incarnation)
+        path = layout.journal(sealed.incarnation, sealed.segment)
+        if sealed.incarnation != incarnation:
+            start, incarnation = 0, sealed.incarnation
         end = len(MAGIC)
         with files.open_read(path) as file:
             for found in read_file(file, sealed.length, path):
-                yield HistoryRecord(Position(sealed.incarnation, found.offset), found.record, found.body)
+                if end == len(MAGIC) and isinstance(found.record, Open):
+                    start = found.record.start
+                yield HistoryRecord(Position(incarnation, start + found.offset), found.record, found.body)
                 end = found.end
         if end != sealed.length:
             raise JournalDamaged(f"{path}: damaged at offset {end} of {sealed.length} sealed bytes")
 
 
-def _ruling_journal(files: Files, newest: int) -> tuple[int, Open | None]:
-    for number in range(newest, 0, -1):
-        path = layout.journal(number)
-        if not files.exists(path):
-            continue
+def _ruling_file(files: Files, newest: int) -> tuple[Cut, Open] | None:
+    known = [
+        parsed[0] for name in files.list(layout.JOURNAL) if (parsed := layout.journal_file(name)) and not parsed[1]
+    ]
+    for here in sorted((each for each in known if each.incarnation <= newest), reverse=True):
+        path = layout.journal(*here)
         with files.open_read(path) as file:
             size = file.seek(0, 2)
             first = next(read_file(file, size, path), None)
         if first is None:
             continue
-        if not isinstance(first.record, Open) or first.record.number != number:
-            raise JournalDamaged(f"{path}: its first record does not open journal {number}")
-        return number, first.record
-    return 0, None
+        opened = first.record
+        if not isinstance(opened, Open) or (opened.number, opened.segment) != here:
+            raise JournalDamaged(f"{path}: its first record does not open journal {here.incarnation}")
+        return here, opened
+    return None
 
 
-def _seal_tail(files: Files, number: int, *, claimed: bool) -> Seal:
-    path = layout.journal(number)
+def _seal_tail(files: Files, ruler: Cut, *, claimed: bool) -> Seal:
+    path = layout.journal(*ruler)
     with files.open_read(path) as file:
         size = file.seek(0, 2)
         if claimed:
             # What is read may be in memory only, left by a process that was killed: count it, but let it not vanish.
             files.sync(path)
-        length = good_start(size)
-        for found in read_file(file, size, path):
-            length = found.end
+        length = good_length(file, size, path)
     if claimed and length < size:
         log.warning("torn tail of a journal dropped", journal=path, offset=length, bytes=size - length)
-    return Seal(number, length, _hash(files, path, length))
+    return Seal(ruler.incarnation, length, _hash(files, path, length), ruler.segment)
 
 
 def _check_seal(files: Files, sealed: Seal) -> None:
     if sealed.length == 0:
         return
-    path = layout.journal(sealed.incarnation)
+    path = layout.journal(sealed.incarnation, sealed.segment)
     if not files.exists(path) or _hash(files, path, sealed.length) != sealed.sha256:
         raise JournalDamaged(f"{path}: its first {sealed.length} bytes are not those that were sealed")
 
@@ -114,11 +132,10 @@ def _hash(files: Files, path: str, length: int) -> str:
     return digest.hexdigest()
 
 
-def read_body(files: Files, position: Position, limit: int) -> bytes:
-    """The body of the record at a position of the first `limit` bytes. Raises JournalDamaged, OSError."""
-    path = layout.journal(position.incarnation)
-    with files.open_read(path) as file:
-        found = read_at(file, position.offset, limit, path)
+def read_body(files: Files, place: Place) -> bytes:
+    """The body of the record at a place. Raises JournalDamaged, OSError."""
+    with files.open_read(place.path) as file:
+        found = read_at(file, place.offset, place.limit, place.path)
     if found is None:
-        raise JournalDamaged(f"{path}: the record at offset {position.offset} is broken")
+        raise JournalDamaged(f"{place.path}: the record at offset {place.offset} is broken")
     return found.body

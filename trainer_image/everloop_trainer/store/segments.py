@@ -14,12 +14,15 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 from everloop_trainer.session.errors import JournalDamaged
 from everloop_trainer.session.records import Record, from_header, to_header
 
-MAGIC = b"EVLJ\x01"
+MAGIC = b"EVLJ\x02"
+OLDER = b"EVLJ\x01"
+"""How a file of the format before this one begins; its records say less, and mean the same."""
+_KIND = MAGIC[:-1]
 _FRAME = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 MAX_PAYLOAD = 1 << 30
@@ -45,10 +48,37 @@ class Found:
 def encode(record: Record, body: bytes, flushed: int) -> bytes:
     """The bytes of one record. Raises ValueError for a body that no reader would take."""
     header = json.dumps(to_header(record) | {FLUSHED: flushed}, separators=(",", ":")).encode()
+    return frame(header, body)
+
+
+def frame(header: bytes, body: bytes) -> bytes:
+    """A header and a body in their frame. Raises ValueError if that is more than any reader would take."""
     payload = _LENGTH.pack(len(header)) + header + body
     if len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a record of {len(payload)} bytes is above the limit of {MAX_PAYLOAD}")
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def read_frame(file: IO[bytes], offset: int, limit: int) -> bytes | None:
+    """The frame at an offset with what it frames, or None if no whole and unbroken one lies there below `limit`."""
+    file.seek(offset)
+    start = file.read(_FRAME.size)
+    if len(start) < _FRAME.size:
+        return None
+    length, checksum = _FRAME.unpack(start)
+    if not _SMALLEST_PAYLOAD <= length <= MAX_PAYLOAD or offset + _FRAME.size + length > limit:
+        return None
+    payload = file.read(length)
+    return start + payload if len(payload) == length and zlib.crc32(payload) == checksum else None
+
+
+def split_frame(framed: bytes) -> tuple[bytes, bytes]:
+    """Header and body of a frame that `read_frame` returned. Raises ValueError if it has no header."""
+    (length,) = _LENGTH.unpack_from(framed, _FRAME.size)
+    start = _FRAME.size + _LENGTH.size
+    if start + length > len(framed):
+        raise ValueError("the header is longer than the record")
+    return framed[start : start + length], framed[start + length :]
 
 
 def read_at(file: IO[bytes], offset: int, limit: int, name: str) -> Found | None:
@@ -57,41 +87,27 @@ def read_at(file: IO[bytes], offset: int, limit: int, name: str) -> Found | None
     Raises:
         JournalDamaged: the record is unbroken, but is none that this version understands.
     """
-    file.seek(offset)
-    frame = file.read(_FRAME.size)
-    if len(frame) < _FRAME.size:
+    framed = read_frame(file, offset, limit)
+    if framed is None:
         return None
-    length, checksum = _FRAME.unpack(frame)
-    end = offset + _FRAME.size + length
-    if not _SMALLEST_PAYLOAD <= length <= MAX_PAYLOAD or end > limit:
-        return None
-    payload = file.read(length)
-    if len(payload) < length or zlib.crc32(payload) != checksum:
-        return None
-    (header_length,) = _LENGTH.unpack_from(payload)
-    body_start = _LENGTH.size + header_length
     try:
-        header: dict[str, Any] = json.loads(payload[_LENGTH.size : body_start])
-        flushed = int(header.pop(FLUSHED))
-        record = from_header(json.dumps(header).encode())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        header, body = split_frame(framed)
+        ending = _HEADER_END.search(header, max(0, len(header) - _LONGEST_HEADER_END))
+        if ending is None:
+            raise ValueError(f"record header key {FLUSHED}: missing")
+        record = from_header(header[: ending.start()] + b"}")
+    except ValueError as error:
         raise JournalDamaged(f"{name}: the record at offset {offset} makes no sense: {error}") from error
-    return Found(offset, end, record, flushed, payload[body_start:])
+    return Found(offset, offset + len(framed), record, int(ending[1]), body)
 
 
 def read_file(file: IO[bytes], size: int, name: str) -> Iterator[Found]:
     """The records of an open file's first `size` bytes, up to a torn tail.
 
-    The generator's consumer learns the good length from the last record's `end` (or `good_start`).
-
     Raises:
         JournalDamaged: names file and offset; a flushed record is broken.
     """
-    file.seek(0)
-    if file.read(min(size, len(MAGIC))) != MAGIC[: min(size, len(MAGIC))]:
-        _refuse_damage(file, 0, size, name)
-        return
-    offset = good_start(size)
+    offset = _begin(file, size, name)
     while 0 < offset < size:
         found = read_at(file, offset, size, name)
         if found is None:
@@ -101,9 +117,28 @@ def read_file(file: IO[bytes], size: int, name: str) -> Iterator[Found]:
         offset = found.end
 
 
-def good_start(size: int) -> int:
-    """Where the first record of a file of `size` bytes begins; 0 if even the file's header is torn."""
-    return len(MAGIC) if size >= len(MAGIC) else 0
+def good_length(file: IO[bytes], size: int, name: str) -> int:
+    """How many of an open file's first `size` bytes come before its torn tail. Raises JournalDamaged."""
+    offset = _begin(file, size, name)
+    while 0 < offset < size:
+        framed = read_frame(file, offset, size)
+        if framed is None:
+            _refuse_damage(file, offset, size, name)
+            return offset
+        offset += len(framed)
+    return offset
+
+
+def _begin(file: IO[bytes], size: int, name: str) -> int:
+    """Where the first record begins; 0 if even the file's own header is torn."""
+    file.seek(0)
+    start = file.read(min(size, len(MAGIC)))
+    if start in (MAGIC, OLDER):
+        return len(MAGIC)
+    if len(start) == len(MAGIC) and start.startswith(_KIND) and start[-1] > MAGIC[-1]:
+        raise JournalDamaged(f"{name}: format {start[-1]} is newer than {MAGIC[-1]}, which this version reads")
+    _refuse_damage(file, 0, size, name)
+    return 0
 
 
 def _refuse_damage(file: IO[bytes], bad: int, size: int, name: str) -> None:

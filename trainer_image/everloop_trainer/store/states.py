@@ -118,7 +118,7 @@ class StoredStates:
         def check() -> bool:
             try:
                 return self._files.sha256(path) == (written.sha256, written.size)
-            except FileNotFoundError:
+            except FileNotFoundError:  # a snapshot may be deleted, as too old, while it is looked at
                 return False
             except OSError as error:
                 if error.errno != errno.EIO:  # of this file only, as far as is known: bytes that cannot be read
