@@ -31,6 +31,6 @@ def running(records: Iterable[Mapping[str, Any]]) -> Running | None:
                 current = Running(*key, kinds[key], record["engine"])
             case "result" if current is not None and key == (current.stream, current.number):
                 current = None
-            case "open":
+            case "open" if not record["segment"]:  # a new incarnation, not another file of the same one
                 current = None
     return current

@@ -137,6 +137,7 @@ NOTICED = {
         JOURNAL + "test_who_finds_the_storage_full_goes_no_further"
     ),
     "server/gate.py Gate.service: raise Closed": SERVER + "test_a_call_that_began_before_the_end_is_not_taken_in",
+    "server/gate.py Gate.status: raise Closed": SERVER + "test_who_ended_before_it_opened_tells_no_state",
     "server/gate.py Gate.call: raise Closed from reason": SERVER + "test_a_zombie_answers_nothing[an operation]",
     "server/gate.py Gate.poll: raise Closed": SERVER + "test_an_open_poll_ends_with_the_server",
     "server/gate.py Gate.closed_response: return JSONResponse": SERVER + "test_a_zombie_answers_nothing[a result]",

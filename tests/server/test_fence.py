@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from everloop_trainer.server.app import build_app
-from everloop_trainer.server.gate import MISDIRECTED, POD_UID_HEADER, Gate
+from everloop_trainer.server.gate import MISDIRECTED, POD_UID_HEADER, Closed, Gate
 from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.store.epochs import claim
 from tests.session.world import TIME, A, Client, Running, create, fb, optim, running, save, until
@@ -88,6 +88,15 @@ async def test_a_call_that_began_before_the_end_is_not_taken_in() -> None:
         answer = await client.post("optim_step", content=body(), headers={"Content-Type": "application/json"})
         assert answer.status_code == MISDIRECTED
         assert world.service._context.history.entry(f"{A}:4") is None
+
+
+async def test_who_ended_before_it_opened_tells_no_state() -> None:
+    """Nobody takes it for one that is still opening."""
+    gate = Gate("token", "pod-1")
+    assert gate.status()["state"] == "Opening"
+    gate.end(StorageFailed("over"))
+    with pytest.raises(Closed):
+        gate.status()
 
 
 async def test_an_open_poll_ends_with_the_server() -> None:

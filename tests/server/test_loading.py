@@ -120,7 +120,7 @@ def test_killed_in_the_load(own_pod: Pod, gateway: Stub, saved: Saved, victim: s
             eventually(lambda: not alive(engine), "the engine ended with its server", 5)
         assert_went_on(own_pod, program, saved)
     of_load = [record for record in own_pod.journal() if record.get("s") == model and record["n"] == 0]
-    assert [record["t"] for record in of_load] == ["accept", "try", "try", "result"]
+    assert [record["t"] for record in of_load if record["t"] != "fetched"] == ["accept", "try", "try", "result"]
     first, second = (record for record in of_load if record["t"] == "try")
     assert (first["incarnation"] == second["incarnation"]) is (victim == "engine")
 
@@ -198,4 +198,5 @@ def test_a_killed_loop_goes_on_from_an_automatic_checkpoint(make_pod: Callable[.
         with SdkProgram(stub.url, "train", seed=17, **going_on) as program:
             program.finish()
     assert resumed == [event["loss"] for event in program.named("step")][step:]
-    assert losses[:step] == [event["loss"] for event in program.named("step")][:step]
+    told = losses[:step]  # it may have been killed before it told of the last of these steps
+    assert told == [event["loss"] for event in program.named("step")][: len(told)]

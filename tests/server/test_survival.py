@@ -164,12 +164,18 @@ def test_engine_killed(own_pod: Pod, gateway: Stub, unbroken: dict[str, np.ndarr
     print("recovery_seconds", status["recoveries"][-1]["seconds"])
 
 
+def opened(pod: Pod) -> dict[str, Any] | None:
+    """The status of a server that has taken over the storage."""
+    status = pod.status()
+    return status if status is not None and "incarnation" in status else None
+
+
 def test_server_killed(own_pod: Pod, gateway: Stub, unbroken: dict[str, np.ndarray[Any, Any]]) -> None:
     """SIGKILL of the server in a forward_backward: the engine follows it, a new server claims boot + 1."""
     with SdkProgram(gateway.url, "train", **LOOP) as program:
         shot = shoot(own_pod, program, 2, lambda pod, _engine: pod.child("server") or 0)
         eventually(lambda: not alive(shot.engine), "the engine ended with its server", 5)
-        ready = eventually(own_pod.status, "a new server", 20)
+        ready = eventually(lambda: opened(own_pod), "a new server", 20)
         print("server_answers_after_seconds", round(time.monotonic() - shot.at, 2))
         status = finish(own_pod, program, unbroken)
     assert_hit(own_pod, shot, {"incarnation": False, "engine": False})

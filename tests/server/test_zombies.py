@@ -252,6 +252,7 @@ def test_a_chain_of_three(session: Callable[..., StoppingPod], later: Callable[.
     wire = wired(first)
     calls, pods = [], [first]
     for number in (1, 2):
+        assert at(pods[-1], wire).retrieve(f"{wire.model}:{number - 1}").status_code == 200, "what it took over is done"
         pods[-1].stop_at("flushed", "journal")
         calls.append(later(at(pods[-1], wire).optim_step, number))
         pods[-1].await_stopped()

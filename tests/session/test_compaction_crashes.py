@@ -27,6 +27,11 @@ Unbroken = tuple[dict[str, bytes], dict[str, Succeeded | Failed]]
 LOOPS = pytest.mark.parametrize("loop", [LOOP, LOADS], ids=["loop", "loads"])
 
 
+ALONE = 1e6
+"""Seconds between two of a session's own looks at what to note: a test that counts what is written must be the only
+writer, and a note under way would be counted as the compaction's."""
+
+
 async def played(world: Running, client: Client, loop: Loop) -> None:
     """Most of the loop, compacted once on the way, ready for the compaction that matters."""
     await client.play(world.service, loop[:4])
@@ -50,7 +55,7 @@ async def ends_as_unbroken(disk: Disk, client: Client, loop: Loop, expected: Unb
 async def count_effects(loop: Loop) -> int:
     disk = Disk()
     files = CrashFiles(disk)
-    async with running(disk, files=files) as world:
+    async with running(disk, files=files, fence_interval=ALONE) as world:
         await played(world, Client(), loop)
         before = files.effects
         await world.service._compacting._compact()
@@ -66,7 +71,7 @@ async def test_death_after_every_write_of_a_compaction(loop: Loop, ending: str) 
     for number in range(1, effects + 1):
         disk, client = Disk(), Client()
         files = CrashFiles(disk, after=True)
-        async with running(disk, files=files) as world:
+        async with running(disk, files=files, fence_interval=ALONE) as world:
             await played(world, client, loop)
             files.die_at = files.effects + number
             with pytest.raises((*Over, Died)):
@@ -113,7 +118,7 @@ async def test_a_successor_starts_at_every_point_of_a_compaction(successor: str,
                 if successor == "compacts":
                     await compact(world)
 
-        async with running(disk, files=files, fence_interval=1e6) as world:
+        async with running(disk, files=files, fence_interval=ALONE) as world:
             await played(world, client, loop)
             files.others = act
             try:
@@ -147,7 +152,7 @@ async def test_a_rotation_makes_the_old_file_durable_and_then_the_new_one() -> N
 async def test_a_zombie_rotates_no_journal() -> None:
     """The first record of the next file reads the fence like any other."""
     disk = Disk()
-    async with running(disk, fence_interval=1e6) as world:
+    async with running(disk, fence_interval=ALONE) as world:
         await Client().play(world.service, LOOP[:2])
         claim(CrashFiles(disk), 2, "pod-2", TIME)
         with pytest.raises(Fenced):
@@ -160,7 +165,7 @@ async def test_a_zombie_rotates_no_journal() -> None:
 async def test_a_zombie_delivers_no_result_of_a_base() -> None:
     """Not even one that it had delivered before."""
     disk, client = Disk(), Client()
-    async with running(disk, fence_interval=1e6) as world:
+    async with running(disk, fence_interval=ALONE) as world:
         await client.play(world.service, LOOP)
         await compact(world)
         assert f"{A}:1" in client.told
@@ -173,7 +178,7 @@ async def test_a_zombie_delivers_no_result_of_a_base() -> None:
 async def test_a_zombie_deletes_no_file_that_its_base_stands_for() -> None:
     """Only the newest incarnation deletes."""
     disk = Disk()
-    async with running(disk, fence_interval=1e6) as world:
+    async with running(disk, fence_interval=ALONE) as world:
         await Client().play(world.service, LOOP[:4])
         await quiet(world)
         base = await world.store.compactor.compact({}, {})
@@ -188,7 +193,7 @@ async def test_a_zombie_takes_no_unfinished_base_away() -> None:
     """Not even what it wrote itself and cannot finish."""
     disk = Disk()
     files = Overtaken(disk)
-    async with running(disk, files=files, fence_interval=1e6) as world:
+    async with running(disk, files=files, fence_interval=ALONE) as world:
         await Client().play(world.service, LOOP[:4])
         await quiet(world)
         claim_at = files.effects + 5
@@ -212,7 +217,8 @@ async def test_what_an_interrupted_compaction_left_is_swept_by_the_next() -> Non
         await client.play(world.service, LOOP[:4])
         await quiet(world)
         await world.store.compactor.compact({}, {})
-    async with running(disk, attempt=2, pod="pod-2", files=(files := CrashFiles(disk))) as world:
+    files = CrashFiles(disk)
+    async with running(disk, attempt=2, pod="pod-2", files=files, fence_interval=ALONE) as world:
         await client.play(world.service, LOOP)
         await quiet(world)
         await world.service._compacting._note_fetched()

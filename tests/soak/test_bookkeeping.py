@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from demo.moments import Running, running
 from tests.soak.ledger import difference, done_twice
 from tests.soak.state import Leg, State
 
@@ -44,6 +45,13 @@ def test_an_operation_done_twice_is_seen(kind: str) -> None:
     once = [{"t": "open", "n": 1}, record("accept", 1), record("try", 1), record("try", 1), record("result", 1)]
     assert done_twice(once) == []
     assert done_twice([*once, record(kind, 1)]) == ["s:1"]
+
+
+def test_what_runs_is_seen_across_the_files_of_an_incarnation() -> None:
+    """Another file of the journal ends nothing; another incarnation does."""
+    begun = [{**record("accept", 1), "k": "optim_step"}, {**record("try", 1), "engine": 7}]
+    assert running([*begun, {"t": "open", "n": 1, "segment": 1}]) == Running("s", 1, "optim_step", 7)
+    assert running([*begun, {"t": "open", "n": 2, "segment": 0}]) is None
 
 
 def test_a_ledger_that_differs_is_seen() -> None:

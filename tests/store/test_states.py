@@ -7,6 +7,7 @@ import errno
 import hashlib
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import IO
 
@@ -24,6 +25,11 @@ from tests.store.crash_files import CrashFiles, Disk
 from tests.store.records import accept
 
 DATA = b"adapter"
+
+
+def newest(stored: Sequence[Manifest]) -> set[str]:
+    """The keys of the newest two snapshots."""
+    return {manifest.key for manifest in stored[:2]}
 
 
 async def opened(disk: Disk, attempt: int = 1) -> OpenedStore:
@@ -148,7 +154,7 @@ async def test_the_fence_is_read_before_a_manifest_and_before_a_deletion() -> No
     with pytest.raises(Fenced):
         await store.states.commit(replace(manifest, key="1-9"))
     with pytest.raises(Fenced):
-        await store.states.retain(A, None)
+        await store.states.retain(A, newest)
     assert sorted(disk.files) == before
     await store.journal.close()
 
@@ -158,7 +164,7 @@ async def test_the_snapshot_of_a_load_stays() -> None:
     disk = Disk()
     store = await opened(disk)
     keys = [(await stored(store, disk, seq)).key for seq in (1, 2, 3, 4)]
-    await store.states.retain(A, keys[0])
+    await store.states.retain(A, lambda stored: {keys[0], *newest(stored)})
     assert {manifest.key for manifest in await store.states.snapshots(A)} == {keys[0], keys[2], keys[3]}
     await store.journal.close()
 
@@ -169,7 +175,7 @@ async def test_a_deletion_reads_the_fence_itself() -> None:
     store = await opened(disk)
     for seq in (1, 2, 3):
         await stored(store, disk, seq)
-    retaining = asyncio.create_task(store.states.retain(A, None))
+    retaining = asyncio.create_task(store.states.retain(A, newest))
     listing = store.states._files.list
     files = store.states._files
     assert isinstance(files, CrashFiles)
@@ -199,7 +205,7 @@ async def test_two_snapshots_are_kept_and_the_leavings_of_the_dead_go() -> None:
     for seq in (3, 4):
         await stored(store, disk, seq)
     CrashFiles(disk).create(store.states.place("snapshots", A, 5, 1).path.removeprefix(PREFIX), b"in progress")
-    await store.states.retain(A, None)
+    await store.states.retain(A, newest)
     assert CrashFiles(disk).list(layout.states(storage_id(A), "snapshots")) == ["2-3", "2-4", "2-5"]
     await store.journal.close()
 
@@ -224,7 +230,7 @@ async def test_a_snapshot_that_a_load_commits_meanwhile_stays(moment: int) -> No
             disk.files[path] = content
 
     files.check = check  # type: ignore[method-assign]
-    await store.states.retain(A, None)
+    await store.states.retain(A, newest)
     disk.files[path] = content
     assert await store.states.intact(loaded)
     assert loaded in await store.states.snapshots(A)

@@ -70,7 +70,7 @@ class SessionFacts:
 class EntryFacts:
     """An operation, as streams.Entry, and where in the base its records lie; 0 for those that it has not.
 
-    `args` is JSON text. A number that was given up needs no records.
+    `args` is JSON text. Of a number that was given up the two records are one.
     """
 
     seq: int
@@ -266,10 +266,7 @@ _STREAM = TypeAdapter(StreamFacts)
 
 def to_json(facts: SessionFacts | StreamFacts) -> bytes:
     """The facts as JSON text."""
-    if isinstance(facts, StreamFacts):
-        return _STREAM.dump_json(facts)
-    # What a user sent along may hold NaN, which only this way stays what it is.
-    return json.dumps(_SESSION.dump_python(facts, mode="json"), separators=(",", ":")).encode()
+    return _STREAM.dump_json(facts) if isinstance(facts, StreamFacts) else _SESSION.dump_json(facts)
 
 
 def session_from_json(text: bytes) -> SessionFacts:

@@ -10,15 +10,12 @@ import structlog
 
 from everloop_trainer.session.base import Base
 from everloop_trainer.session.context import Context
-from everloop_trainer.session.errors import CompactionAbandoned
+from everloop_trainer.session.errors import CompactionAbandoned, StorageFailed
 from everloop_trainer.session.numbers import Numbers
-from everloop_trainer.session.recovery import last_load, usable
+from everloop_trainer.session.recovery import SPARED, last_load, usable
 from everloop_trainer.session.retention import Retention
 from everloop_trainer.session.streams import Owed, Stream
 
-SPARED = 2
-"""Intact snapshots that a model must have before what leads to them is forgotten: should the newest one not be
-readable, the one before it serves."""
 WHAT = "compaction of the journal"
 AT_ONCE = 500
 """Entries that are dropped from memory before others have their turn."""
@@ -81,8 +78,14 @@ class Compacting:
             await asyncio.shield(noted)
 
     async def _compact(self) -> None:
-        context = self._context
-        floors = {name: await self._floor(name) for name in list(context.history.models)}
+        context, floors = self._context, dict[str, int]()
+        unread = ""
+        for name in list(context.history.models):
+            try:
+                floors[name] = await self._floor(name)
+            except StorageFailed as error:  # of this model nothing more is left out; others have nothing to do with it
+                unread = f"a snapshot of {name} cannot be read: {error}"
+                log.error("snapshot not read", model=name, error=str(error))
         expired = self._retention.expired(context.config.monotonic())
         try:
             base = await self._compactor.compact(floors, expired)
@@ -90,7 +93,10 @@ class Compacting:
             log.error("journal not compacted", error=str(abandoned))
             context.storage_errors[WHAT] = str(abandoned)
             return
-        context.storage_errors.pop(WHAT, None)
+        if unread:
+            context.storage_errors[WHAT] = unread
+        else:
+            context.storage_errors.pop(WHAT, None)
         for facts in base.streams:
             gone = Numbers(facts.gone)
             await self._shorten(context.history.streams[facts.name], facts.floor, base.owed[facts.name], gone)
@@ -98,7 +104,10 @@ class Compacting:
         await self._compactor.replace(base)
 
     async def _floor(self, model: str) -> int:
-        """The number of the older of the newest two snapshots that are whole; without two, the floor stays."""
+        """The number of the older of the newest two snapshots that are whole; without two, the floor stays.
+
+        Only then what leads to them can be forgotten: should the newest one not be readable, the one before it serves.
+        """
         context = self._context
         stream = context.history.streams[model]
         load = last_load(stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from everloop_trainer.session.identifiers import (
     CREATION,
@@ -14,6 +13,7 @@ from everloop_trainer.session.identifiers import (
     storage_id,
     tinker_path,
 )
+from everloop_trainer.session.metadata import Metadata
 from everloop_trainer.session.numbers import Numbers
 from everloop_trainer.session.operations import (
     FROZEN,
@@ -51,7 +51,7 @@ class ModelInfo:
     model_id: str
     base_model: str
     lora: Lora
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Checkpoint:
     step: int
     lora: Lora
     stored: Stored
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata = None
 
     @property
     def frozen(self) -> str:
@@ -170,7 +170,6 @@ class History:
         stream = self.streams.get(record.stream)
         if stream is None or not stream.knows(record.seq):
             raise ValueError(f"{request_id(record.stream, record.seq)} was delivered but never accepted")
-        stream.fetch(record.seq)
         entry = stream.entries.get(record.seq)
         if entry is not None:
             entry.delivered = position  # the last: an earlier one came too late for its answer

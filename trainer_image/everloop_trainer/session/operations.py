@@ -159,8 +159,8 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {
 
 
 def arguments_to_json(args: Arguments) -> dict[str, Any]:
-    """The arguments as plain JSON values for the journal."""
-    dumped: dict[str, Any] = _ADAPTERS[args.KIND].dump_python(args, mode="json")
+    """The arguments as plain values for the journal, which JSON can hold; as JSON values, NaN would become null."""
+    dumped: dict[str, Any] = _ADAPTERS[args.KIND].dump_python(args)
     return dumped
 
 

@@ -6,7 +6,7 @@ Paths given to an engine are absolute; it writes large files itself and answers 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -215,8 +215,11 @@ class States(Protocol):
     async def holds(self, kind: StateKind, model: str, key: str, written: Written) -> bool:
         """Whether a state's data file is there and is what was written."""
 
-    async def retain(self, model: str, kept: str | None) -> None:
-        """Read the fence, then delete all snapshots but the newest two and the one of key `kept`."""
+    async def retain(self, model: str, choose: Callable[[Sequence[Manifest]], Collection[str]]) -> None:
+        """Read the fence, then delete all snapshots but those whose keys are chosen among what `snapshots` gives.
+
+        What this incarnation is still writing stays too.
+        """
 
     async def keys(self, kind: StateKind, model: str) -> list[tuple[str, int, int]]:
         """Every state there is, whether it counts or not: its key, the incarnation that wrote it, and its number."""

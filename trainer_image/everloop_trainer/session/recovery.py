@@ -9,6 +9,9 @@ from everloop_trainer.session.operations import ForwardBackward, LoadWeights, Op
 from everloop_trainer.session.ports import Manifest, Position
 from everloop_trainer.session.streams import Entry, Stream
 
+SPARED = 2
+"""Snapshots from which a model can be restored that it keeps, if it has them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -70,6 +73,16 @@ def usable(stream: Stream, snapshots: Iterable[Manifest], since: int = 0) -> lis
 
 def _failed_load(entry: Entry) -> bool:
     return isinstance(entry.args, LoadWeights) and entry.ended is not None and not entry.ended.result.ok
+
+
+def retained(stream: Stream, root: str | None, snapshots: Sequence[Manifest]) -> set[str]:
+    """Keys of the snapshots that stay: the newest of those that a model can be restored from, and `root`.
+
+    Should the newest not be readable, another serves. One of a load that is still under way stays, and takes no place.
+    """
+    newest = usable(stream, snapshots)[:SPARED]
+    to_come = [snapshot for snapshot in snapshots if snapshot.seq >= stream.done]
+    return {snapshot.key for snapshot in (*newest, *to_come)} | ({root} if root is not None else set())
 
 
 def plans(stream: Stream, snapshots: Sequence[Manifest]) -> list[Plan]:

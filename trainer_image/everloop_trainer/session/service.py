@@ -216,7 +216,6 @@ class SessionService:
             await self._context.journal.check_fence()
             self._compacting.fetched(entry.stream, entry.seq)
             return _outcome(result, body)
-        self._compacting.fetched(entry.stream, entry.seq)
         if entry.delivered is None:
             deliver = Deliver(entry.stream, entry.seq)
             position, durable = self._context.journal.append(deliver)
@@ -231,6 +230,7 @@ class SessionService:
             delivering.result()
             self._delivering.pop(entry.request_id, None)
         await self._context.journal.check_fence()
+        self._compacting.fetched(entry.stream, entry.seq)
         return _outcome(result, b"")
 
     def _finished(self, entry: Entry) -> None:

@@ -12,6 +12,7 @@ from everloop_trainer.session.errors import EngineRefused, Fenced, StorageFailed
 from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import request_id
 from everloop_trainer.session.ports import ALPHA, Engine, Manifest, Place, Position, Written
+from everloop_trainer.session.recovery import retained
 
 COST = 0.05
 """Share of the engine's time that writing snapshots may take while the replay is below its budget."""
@@ -151,7 +152,8 @@ class Snapshotting:
             self.last_time = manifest.time
             self._context.storage_errors.pop(_what(model_id), None)
             log.info("snapshot stored", model=model_id, seq=seq, step=step, bytes=written.size)
-            await self._context.states.retain(model_id, model.root)
+            stream = self._context.history.streams[model_id]
+            await self._context.states.retain(model_id, lambda stored: retained(stream, model.root, stored))
         except EngineRefused as refused:
             self._complain(model_id, refused.error)
         except (ConnectionError, EOFError):

@@ -98,11 +98,6 @@ class Stream:
         """Whether a number was taken before: accepted, or given up."""
         return seq in self.entries or self.owed.find(seq) is not None or seq in self.gone
 
-    def fetch(self, seq: int) -> None:
-        """Take in that a result was handed out."""
-        if seq not in self.gone:
-            self.fetched.add(seq)
-
     def accept(self, entry: Entry) -> None:
         """Take in an operation. Raises ValueError if its number was taken before."""
         if self.knows(entry.seq):

@@ -33,7 +33,6 @@ from everloop_trainer.store.journal import JournalWriter
 from everloop_trainer.store.places import Lineage, Place, Places, base_path, places_of
 from everloop_trainer.store.sealed import records
 from everloop_trainer.store.segments import read_frame
-from everloop_trainer.store.space import is_full
 
 TURN = 0.001
 """Seconds of work and of rest, in turn, of the thread that compacts: others wait no longer for the interpreter."""
@@ -95,14 +94,9 @@ class Compactor:
         work = _Work(self._files, self._journal.lineage, self._journal.places.lengths, before, _Turns(stop))
         try:
             sealed, base = await asyncio.to_thread(work.run, floors, expired)
-        except OSError as error:
+        except (OSError, JournalDamaged) as error:
             await self._give_up(before)
-            if is_full(error.errno):
-                raise CompactionAbandoned(str(error)) from error
-            raise StorageFailed(f"{layout.base(before)}: {error}") from error
-        except JournalDamaged as damage:
-            await self._give_up(before)
-            raise CompactionAbandoned(str(damage)) from damage
+            raise CompactionAbandoned(str(error)) from error
         finally:
             stop.set()
         await self._journal.rotate(sealed)
@@ -211,8 +205,7 @@ class _Work:
 
             for each in left:
                 for entry in each.kept:
-                    if not entry.given_up:
-                        copies[entry.accepted] = copy(entry.accepted)
+                    copies[entry.accepted] = copy(entry.accepted)
                     if entry.ended is not None and not entry.given_up:
                         copies[entry.ended.position] = copy(entry.ended.position)
                 list_ = Owed()

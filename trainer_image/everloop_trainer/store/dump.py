@@ -56,6 +56,7 @@ def _shown_base(files: Files, sealed: BaseSeal) -> dict[str, Any]:
     counts = {"bytes": sealed.length, "sha256": sealed.sha256}
     return {
         "t": "base",
+        "n": sealed.incarnation,
         "incarnation": sealed.incarnation,
         "segment": sealed.segment,
         "body": counts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -21,7 +21,6 @@ from everloop_trainer.store.files import Files
 from everloop_trainer.store.journal import JournalWriter
 from everloop_trainer.store.space import is_full
 
-RETAINED_SNAPSHOTS = 2
 THREADS = 8
 STRICT = ConfigDict(extra="forbid")
 T = TypeVar("T")
@@ -130,13 +129,13 @@ class StoredStates:
             log.error("stored state is not what its manifest says", path=path)
         return intact
 
-    async def retain(self, model: str, kept: str | None) -> None:
+    async def retain(self, model: str, choose: Callable[[Sequence[Manifest]], Collection[str]]) -> None:
         """See session.ports.States. What older incarnations left unfinished goes too."""
         directory = layout.states(storage_id(model), "snapshots")
         # Listed before the manifests are read: what is committed meanwhile, by a load, is none of the old ones.
         keys = await self._io(lambda: self._files.list(directory))
-        counting = [manifest.key for manifest in await self.snapshots(model)]
-        stay = {kept, *counting[:RETAINED_SNAPSHOTS]}
+        stored = await self.snapshots(model)
+        counting, stay = {manifest.key for manifest in stored}, choose(stored)
         for key in keys:
             unfinished = _writer(key) == self._journal.number and key not in counting
             if key not in stay and not unfinished:
