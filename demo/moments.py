@@ -27,7 +27,7 @@ def running(records: Iterable[Mapping[str, Any]]) -> Running | None:
         match record["t"]:
             case "accept":
                 kinds[key] = record["k"]
-            case "try":
+            case "try" if key in kinds:  # of others only a base tells that they were accepted
                 current = Running(*key, kinds[key], record["engine"])
             case "result" if current is not None and key == (current.stream, current.number):
                 current = None

@@ -17,7 +17,7 @@ from everloop_trainer.session.retention import KEPT
 from tests.session.compacted import compact, facts, history_of, opened_copy, quiet
 from tests.session.fake_engine import FakeEngine
 from tests.session.test_gaps import wait
-from tests.session.world import A, B, Client, Running, create, fb, load, optim, running, save, until
+from tests.session.world import A, B, Client, Running, create, fb, load, optim, running, save, states, unbroken, until
 from tests.store.crash_files import CrashFiles, Died, Disk
 
 PATIENCE = MINUTES * 60.0
@@ -171,3 +171,46 @@ async def test_metadata_of_any_accepted_depth_can_be_compacted() -> None:
             await steps(client, world, 1, 7)
             await compact(world)
             assert world.service.status().storage_error == "", depth
+
+
+async def test_operations_that_change_nothing_do_not_stay() -> None:
+    """An evaluation of many forward calls after the last step: no replay needs them, only their results are owed."""
+    disk, client = Disk(), Client()
+    async with running(disk) as world:
+        await client.play(world.service, [[create(A)]])
+        await steps(client, world, 1, 9)
+        await client.play(world.service, [[fb(A, seq, b"x", forward_only=True)] for seq in range(9, 209)])
+        await compact(world)
+        assert len(world.service._context.history.streams[A].entries) < 50
+
+
+async def test_a_number_written_otherwise_is_answered_alike_before_and_after() -> None:
+    """Leading zeros name the same operation; a client's odd request id is no damage of the journal."""
+    disk, client = Disk(), Client()
+    async with running(disk) as world:
+        await client.play(world.service, [[create(A)]])
+        await steps(client, world, 1, 15)
+        before = await world.service.outcome(f"{A}:001", 0)
+        await compact(world)
+        assert await world.service.outcome(f"{A}:1", 0) == before
+        assert await world.service.outcome(f"{A}:001", 0) == before
+
+
+async def test_an_open_window_reaches_back_behind_the_snapshots() -> None:
+    """Steps that were refused leave the window open, and snapshots are taken at them: all that matters of it stays."""
+    disk, client = Disk(), Client()
+    loop = [[create(A)], *([fb(A, seq, b"x%d" % seq), optim(A, seq + 1, -1.0)] for seq in range(1, 11, 2))]
+    loop.append([fb(A, 11, b"bad")])
+    end = [[fb(A, 12, b"x12"), optim(A, 13)], [fb(A, 14, b"x14"), optim(A, 15)]]
+    async with running(disk) as world:
+        for step in loop:
+            await client.play(world.service, [step])
+            await quiet(world)
+        await compact(world)
+        stream = world.service._context.history.streams[A]
+        assert stream.floor > 4
+        assert {1, 2, 3, 4} <= set(stream.entries)
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        await client.play(world.service, [*loop, *end])
+        await world.settled()
+        assert (states(world.engine), client.told) == await unbroken([*loop, *end])

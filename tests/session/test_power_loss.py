@@ -117,6 +117,7 @@ def record(
             recorder.learned(("lineage", world.store.lineage))
             await client.play(world.service, loop)
             await world.settled()
+            await world.service._runner.snapshots._settle()  # its threads write and delete until then
 
     recorder.die_at = kill_at
     with recorder.recording():

@@ -1,8 +1,8 @@
 """A base: the facts of a history in short, as they are stored in place of its records. Pure.
 
-What is left of a history when everything is left out that nobody can ask for any more: of a model the operations since
-the oldest snapshot that it may be restored from; of other operations that have ended their results, as long as they
-are promised; of those whose results are gone, only their numbers.
+What is left of a history when everything is left out that nobody can ask for any more: of a model the operations that
+changed it since the oldest snapshot that it may be restored from; of other operations that have ended their results, as
+long as they are promised; of those whose results are gone, only their numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from everloop_trainer.session.operations import arguments_from_json, arguments_t
 from everloop_trainer.session.poison import Tries
 from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Lost, Result
+from everloop_trainer.session.recovery import matters
 from everloop_trainer.session.streams import Ended, Entry, Owed, Stream
 
 STRICT = ConfigDict(extra="forbid")
@@ -164,7 +165,8 @@ def cut(history: History, floors: Mapping[str, int], expired: Mapping[str, Numbe
             if seq in old:
                 gone.add(seq)
         for entry in stream.entries.values():
-            if entry.ended is None or (stream.ordered and (entry.seq >= floor or entry.seq in needed)):
+            replayed = entry.seq >= floor and matters(entry)
+            if entry.ended is None or (stream.ordered and (replayed or entry.seq in needed)):
                 kept.append(entry)
             elif entry.seq in old:
                 gone.add(entry.seq)

@@ -39,6 +39,11 @@ def changes_state(entry: Entry) -> bool:
             return False
 
 
+def matters(entry: Entry) -> bool:
+    """Whether a finished operation has to be known to restore its model: it changed it, or loaded it or tried to."""
+    return changes_state(entry) or isinstance(entry.args, LoadWeights)
+
+
 def stands_on(entry: Entry, history_entries: dict[int, Entry]) -> Position:
     """The newest record that the state before a model's operation follows from."""
     before = history_entries.get(entry.seq - 1)
@@ -66,13 +71,18 @@ def usable(stream: Stream, snapshots: Iterable[Manifest], since: int = 0) -> lis
     covered = [
         snapshot
         for snapshot in snapshots
-        if max(since, stream.floor) <= snapshot.seq < stream.done and not _failed_load(stream.entries[snapshot.seq])
+        if max(since, stream.floor) <= snapshot.seq < stream.done and not _failed_load(stream.entries.get(snapshot.seq))
     ]
     return sorted(covered, key=lambda snapshot: (snapshot.seq, snapshot.stands_on), reverse=True)
 
 
-def _failed_load(entry: Entry) -> bool:
-    return isinstance(entry.args, LoadWeights) and entry.ended is not None and not entry.ended.result.ok
+def _failed_load(entry: Entry | None) -> bool:
+    return (
+        entry is not None
+        and isinstance(entry.args, LoadWeights)
+        and entry.ended is not None
+        and not entry.ended.result.ok
+    )
 
 
 def retained(stream: Stream, root: str | None, snapshots: Sequence[Manifest]) -> set[str]:

@@ -14,7 +14,7 @@ from everloop_trainer.session.context import Context, SessionConfig
 from everloop_trainer.session.errors import Fenced, JournalDamaged, Replaced, StorageFailed
 from everloop_trainer.session.gaps import MINUTES, Gaps, explanation
 from everloop_trainer.session.history import Checkpoint, History, Kept, Model, ModelInfo, SamplerInfo
-from everloop_trainer.session.identifiers import request_id, storage_id
+from everloop_trainer.session.identifiers import request_id, split_request_id, storage_id
 from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
 from everloop_trainer.session.ports import EngineSource, Journal, Position, States
@@ -201,7 +201,7 @@ class SessionService:
             except JournalDamaged as damage:
                 return await self._stopped(request.rpartition(":")[0], damage, timeout)
             result = given_up(record) if isinstance(record, Lost) else record
-            if not isinstance(result, Result) or request_id(result.stream, result.seq) != request:
+            if not isinstance(result, Result) or (result.stream, result.seq) != split_request_id(request):
                 raise JournalDamaged(f"{found.base}: the record at offset {found.offset} is not that of {request}")
             await journal.check_fence()
             self._compacting.fetched(result.stream, result.seq)

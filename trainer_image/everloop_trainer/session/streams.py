@@ -71,7 +71,7 @@ class Stream:
 
     Attributes:
         entries: accepted operations by number: those without a result, and those that may be asked for again by the
-            session itself, which of a model are all from `floor` on.
+            session itself, which of a model are all from `floor` on that a replay has to know.
         pending: those without a result, in the order of their acceptance.
         done: in an ordered stream, every number below this one has ended.
         floor: of a model, the oldest number from which it can be restored.
@@ -141,6 +141,6 @@ class Stream:
         self.done = entry.seq + 1
 
     def finished(self, after: int = -1) -> Iterator[Entry]:
-        """Ended operations of an ordered stream from `floor` on with numbers above `after`, in order."""
-        for seq in range(max(after + 1, self.floor), self.done):
-            yield self.entries[seq]
+        """The ended operations that an ordered stream still knows, from `floor` on and above `after`, in order."""
+        known = (self.entries.get(seq) for seq in range(max(after + 1, self.floor), self.done))
+        return (entry for entry in known if entry is not None)
