@@ -11,6 +11,7 @@ from typing import IO
 import pytest
 
 from everloop_trainer.session.gaps import MINUTES
+from everloop_trainer.session.history import Kept
 from everloop_trainer.session.operations import CreateModel, Operation
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
 from everloop_trainer.session.retention import KEPT
@@ -128,7 +129,7 @@ class Unreadable(CrashFiles):
         return super().open_read(path)
 
 
-@pytest.mark.parametrize("bad", ["state.safetensors", "journal/00000001.log"])
+@pytest.mark.parametrize("bad", ["manifest.json", "journal/00000001.log"])
 async def test_what_cannot_be_read_costs_the_compaction_and_not_the_session(bad: str) -> None:
     """As damage does: the session has all facts in memory; another model than the broken one trains on."""
     disk, client = Disk(), Client()
@@ -214,3 +215,21 @@ async def test_an_open_window_reaches_back_behind_the_snapshots() -> None:
         await client.play(world.service, [*loop, *end])
         await world.settled()
         assert (states(world.engine), client.told) == await unbroken([*loop, *end])
+
+
+async def test_a_damaged_result_of_a_base_stops_its_model_only() -> None:
+    """It stays pending and is named; another model trains on."""
+    disk, client = Disk(), Client()
+    async with running(disk) as world:
+        await client.play(world.service, [[create(A), create(B)], [fb(B, 1), optim(B, 2)]])
+        await steps(client, world, 1, 15)
+        await compact(world)
+        kept = world.service._context.history.find(f"{A}:1")
+        assert isinstance(kept, Kept)
+        content = disk.files[kept.base]
+        content.written = content.flushed = (
+            content.written[: kept.offset] + b"\0" * 8 + content.written[kept.offset + 8 :]
+        )
+        assert isinstance(await world.service.outcome(f"{A}:1", 0), Pending)
+        assert f"{kept.base}: the record at offset {kept.offset} is broken" in world.service.status().storage_error
+        assert isinstance(await client.ask_after(world.service, fb(B, 3, b"more")), Succeeded)

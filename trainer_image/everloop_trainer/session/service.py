@@ -196,13 +196,13 @@ class SessionService:
         while isinstance(found := self._context.history.find(request), Kept):
             try:
                 record, body = await journal.read_kept(found.base, found.offset)
+                result = given_up(record) if isinstance(record, Lost) else record
+                if not isinstance(result, Result) or (result.stream, result.seq) != split_request_id(request):
+                    raise JournalDamaged(f"{found.base}: the record at offset {found.offset} is not that of {request}")
             except Replaced:  # by the next base, this moment
                 continue
             except JournalDamaged as damage:
                 return await self._stopped(request.rpartition(":")[0], damage, timeout)
-            result = given_up(record) if isinstance(record, Lost) else record
-            if not isinstance(result, Result) or (result.stream, result.seq) != split_request_id(request):
-                raise JournalDamaged(f"{found.base}: the record at offset {found.offset} is not that of {request}")
             await journal.check_fence()
             self._compacting.fetched(result.stream, result.seq)
             return _outcome(result, body)
