@@ -12,13 +12,29 @@ import pytest
 
 from everloop_trainer.session.gaps import MINUTES
 from everloop_trainer.session.history import Kept
-from everloop_trainer.session.operations import CreateModel, Operation
+from everloop_trainer.session.operations import CreateModel, Operation, SaveWeightsForSampler
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
 from everloop_trainer.session.retention import KEPT
 from tests.session.compacted import compact, facts, history_of, opened_copy, quiet
 from tests.session.fake_engine import FakeEngine
 from tests.session.test_gaps import wait
-from tests.session.world import A, B, Client, Running, create, fb, load, optim, running, save, states, unbroken, until
+from tests.session.world import (
+    SAMPLER,
+    A,
+    B,
+    Client,
+    Running,
+    create,
+    fb,
+    load,
+    optim,
+    running,
+    sample,
+    save,
+    states,
+    unbroken,
+    until,
+)
 from tests.store.crash_files import CrashFiles, Died, Disk
 
 PATIENCE = MINUTES * 60.0
@@ -233,3 +249,22 @@ async def test_a_damaged_result_of_a_base_stops_its_model_only() -> None:
         assert isinstance(await world.service.outcome(f"{A}:1", 0), Pending)
         assert f"{kept.base}: the record at offset {kept.offset} is broken" in world.service.status().storage_error
         assert isinstance(await client.ask_after(world.service, fb(B, 3, b"more")), Succeeded)
+
+
+async def test_an_inflight_sampler_follows_its_model_after_a_compaction() -> None:
+    """Its weights are those of the newest inflight save, told by a base or by the records behind it."""
+    disk, client = Disk(), Client()
+
+    def inflight(seq: int, sampler: int) -> Operation:
+        return Operation(A, seq, SaveWeightsForSampler(None, sampler, "inflight"))
+
+    loop = [[create(A)], *([fb(A, seq, b"x%d" % seq), optim(A, seq + 1)] for seq in range(1, 9, 2))]
+    loop += [[inflight(9, 0)], [sample(SAMPLER, 0)], [fb(A, 10), optim(A, 11)], [inflight(12, 1)]]
+    end = [[sample(SAMPLER, 1)]]
+    async with running(disk) as world:
+        await client.play(world.service, loop)
+        await compact(world)
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        await client.play(world.service, [*loop, *end])
+        await world.settled()
+        assert (states(world.engine), client.told) == await unbroken([*loop, *end])
