@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import structlog
@@ -18,6 +19,8 @@ from everloop_gateway.upstream import Progress, until_available
 from everloop_operator.api import names
 
 LOOK_AGAIN_SECONDS = 1.0
+MISTAKEN_SECONDS = 4.0
+"""For how long a claim may be missing, made a moment after its session; an answer is streamed only after that."""
 UNAUTHORIZED, FORBIDDEN, CONFLICT = 401, 403, 409
 
 log = structlog.get_logger(__name__)
@@ -43,6 +46,7 @@ class Creation:
             return place(base_model, namespace, sessions, cluster.catalogue.entries, needs_slot=needs_slot)
 
         found: SessionView | Create | Wait | None
+        right = time.monotonic()
         try:
             while True:
                 change = cluster.sessions.change(None)
@@ -54,6 +58,10 @@ class Creation:
                     found = decide(await until_available(lambda: cluster.list_sessions(namespace), progress))
                 if isinstance(found, SessionView):
                     return found
+                if not (isinstance(found, Wait) and found.mistaken):
+                    right = time.monotonic()
+                elif time.monotonic() - right >= MISTAKEN_SECONDS:
+                    raise Unplaceable(f"base_model {shorten(base_model)!r}: {found.reason}")
                 if isinstance(found, Create):
                     await self._create(principal, base_model, found, progress)
                 else:

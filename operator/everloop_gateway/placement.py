@@ -37,7 +37,8 @@ def place(
 
     Of several sessions that serve the base model: the one labelled as default, else one that is serving, else one
     that may yet serve; the oldest of these; none that is full or failed, as long as the catalogue allows another.
-    It is waited for until its claim is known, which is to own the binding. Raises Unplaceable.
+    It is waited for until its claim is known, which is to own the binding, and for a little while if it
+    names a claim that is not there. Raises Unplaceable.
     """
     present = [session for session in sessions if session.namespace == namespace]
     living = [session for session in present if not session.deleting]
@@ -57,6 +58,8 @@ def place(
         raise Unplaceable(_no_session(base_model, namespace, served, catalogue))
     if best.phase == names.PHASE_FAILED:
         raise Unplaceable(f"base_model {shorten(base_model)!r}: {best.state}")
+    if best.missing_claim and best.incarnation is None:
+        return Wait(f"{best.title}: {best.missing_claim}", mistaken=True)
     if not best.claim.uid:
         return Wait(best.state)
     return best

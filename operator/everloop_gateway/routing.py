@@ -50,6 +50,8 @@ class SessionView:
     claim: Claim
     lineage: str
     """Identifier of what its storage holds; empty until a pod has opened it."""
+    missing_claim: str
+    """Which claim it names that is not there, in the operator's words; empty if there is none."""
 
     @property
     def title(self) -> str:
@@ -104,9 +106,10 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nowhere to send it yet."""
+    """Nowhere to send it yet; `mistaken` if somebody has to put something right first."""
 
     reason: str
+    mistaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,14 @@ def session_view(resource: dict[str, Any]) -> SessionView:
         max_models=spec["adapters"]["maxModels"],
         claim=Claim(spec["storage"]["journal"]["claim"]["claimName"], storage.get("claimUID") or ""),
         lineage=storage.get("lineage") or "",
+        missing_claim=missing_claim(status.get("conditions") or []),
     )
+
+
+def missing_claim(conditions: Iterable[dict[str, Any]]) -> str:
+    """Which PersistentVolumeClaim that the spec names does not exist: the message of the condition that says so."""
+    said = (c.get("message", "") for c in conditions if c.get("reason") == names.REASON_CLAIM_NOT_FOUND)
+    return next(said, "")
 
 
 def explain(conditions: Iterable[dict[str, Any]]) -> str:

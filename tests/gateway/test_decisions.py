@@ -42,6 +42,7 @@ VIEW = SessionView(
     max_models=16,
     claim=Claim("journal", "uid-claim"),
     lineage="lineage-a",
+    missing_claim="",
 )
 BINDING = Binding("id", "team", "a", "uid-a", "org/small", None, "key", VIEW.claim, VIEW.lineage)
 

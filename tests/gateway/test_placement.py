@@ -17,7 +17,7 @@ from everloop_gateway.catalogue import (
     session_name,
 )
 from everloop_gateway.placement import Create, Unplaceable, place
-from everloop_gateway.routing import Claim, SessionView, Wait
+from everloop_gateway.routing import Claim, Incarnation, SessionView, Wait
 from everloop_operator.api import names
 from everloop_operator.api.training_session import MAX_NAME_LENGTH
 
@@ -37,6 +37,7 @@ VIEW = SessionView(
     max_models=16,
     claim=Claim("journal", "uid-claim"),
     lineage="lineage-a",
+    missing_claim="",
 )
 CATALOGUE = (CatalogueEntry("org/small", ("small",)), CatalogueEntry("org/absent", ("absent",)))
 FIRST, SECOND = session_name("org/small", 1), session_name("org/small", 2)
@@ -116,6 +117,15 @@ def test_an_unknown_base_model_gets_near_names(
         place(asked, "team", sessions, entries, needs_slot=True)
     assert str(caught.value).startswith(f"base_model {asked!r}: no TrainingSession in namespace 'team' serves it")
     assert str(caught.value).endswith(hint)
+
+
+def test_a_claim_that_is_not_there_is_a_mistake_until_there_is_a_pod() -> None:
+    """It is waited for, in the operator's words; a pod that runs has all that it needs."""
+    lacking = view("a", missing_claim='PersistentVolumeClaim "journal" does not exist', claim=Claim("journal", ""))
+    found = place("org/small", "team", [lacking], CATALOGUE, needs_slot=True)
+    assert found == Wait('TrainingSession team/a: PersistentVolumeClaim "journal" does not exist', mistaken=True)
+    serving = replace(lacking, claim=VIEW.claim, incarnation=Incarnation(1, "uid-pod", "10.0.0.1"))
+    assert place("org/small", "team", [serving], CATALOGUE, needs_slot=True) == serving
 
 
 @pytest.mark.parametrize(
