@@ -15,7 +15,7 @@ import pytest
 from demo.session import NAME
 from tests.e2e.world import NAMESPACE, Everloop
 from tests.matrix.acts import Act, Acts
-from tests.matrix.moments import Moment
+from tests.matrix.moments import OF_THE_LOOP
 from tests.matrix.play import Cell, Struck
 from tests.matrix.stage import Stage
 from tests.matrix.victims import NEW_ATTEMPT, Victim
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 
 def deal(rng: random.Random) -> list[Cell]:
     """A moment for each victim; none is dealt again before all were."""
-    victims, moments = rng.sample(list(Victim), len(Victim)), rng.sample(list(Moment), len(Moment))
+    victims, moments = rng.sample(list(Victim), len(Victim)), rng.sample(OF_THE_LOOP, len(OF_THE_LOOP))
     return [Cell(victim, moments[i % len(moments)]) for i, victim in enumerate(victims)]
 
 
@@ -101,6 +101,6 @@ def test_moments_are_dealt_evenly_and_by_seed() -> None:
     """Each victim has one moment, each moment a victim; another seed deals otherwise."""
     cells = deal(random.Random(1))
     assert sorted(cell.victim for cell in cells) == sorted(Victim)
-    assert {cell.moment for cell in cells} == set(Moment)
+    assert {cell.moment for cell in cells} == set(OF_THE_LOOP)
     assert cells == deal(random.Random(1)) != deal(random.Random(2))
     assert set(Victim) > NEW_ATTEMPT

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.e2e.world import Everloop, installed
 from tests.matrix.acts import Act, Acts
-from tests.matrix.moments import Moment
+from tests.matrix.creation import Creations
+from tests.matrix.moments import OF_THE_LOOP, Moment
 from tests.matrix.picture import draw
 from tests.matrix.play import Cell, Struck
 from tests.matrix.stage import Stage
@@ -49,21 +50,32 @@ class Progress:
 
 def perform(everloop: Everloop, arguments: argparse.Namespace) -> dict[Victim, Act]:
     """One act for each victim; ends after the first in which something was wrong, and keeps what explains it."""
-    victims, moments = arguments.victims, arguments.moments
-    progress = Progress(len(victims) * len(moments))
-    loops = Acts(Stage(everloop, random.Random(arguments.seed)), progress.tell)
+    victims, moments = arguments.victims, [m for m in OF_THE_LOOP if m in arguments.moments]
+    progress = Progress(len(victims) * len(arguments.moments))
+    stage = Stage(everloop, random.Random(arguments.seed))
+    loops, creations = Acts(stage, progress.tell), Creations(stage)
     acts: dict[Victim, Act] = {}
     for victim in victims:
+        struck: list[Struck] = []
+        wrong: list[str] = []
         try:
-            act = loops.play(victim, [Cell(victim, moment) for moment in moments])
+            if moments:
+                act = loops.play(victim, [Cell(victim, moment) for moment in moments])
+                struck, wrong = list(act.struck), list(act.wrong)
+            if Moment.CREATION in arguments.moments:
+                met, flaws = creations.strike(victim)
+                progress.tell(met.cell, met)
+                struck, wrong = [*struck, met], [*wrong, *flaws, *met.oddities]
         except (RuntimeError, OSError, LookupError) as error:
-            act = Act((), (str(error),))
-        acts[victim] = act
-        verdict = "WRONG" if act.wrong else "equal to the unbroken run, each operation once"
-        print(f"{victim}: {len(act.struck)} kills, {verdict}", *act.wrong, sep="\n  ", flush=True)
-        if act.wrong:
+            wrong.append(str(error))
+        acts[victim] = Act(tuple(struck), tuple(wrong))
+        verdict = "WRONG" if wrong else "equal to the unbroken run, each operation once"
+        print(f"{victim}: {len(struck)} kills, {verdict}", *wrong, sep="\n  ", flush=True)
+        if wrong:
             kept = arguments.build / f"acceptance-{arguments.seed}-{victim}"
             evidence.keep(everloop, kept)
+            if creations.made is not None and creations.made.session.lineage_root.exists():
+                evidence.keep(creations.made, kept / "creation")
             print(f"  journals and logs: {kept}", flush=True)
             break
     return acts

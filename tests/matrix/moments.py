@@ -32,6 +32,12 @@ class Moment(StrEnum):
     OPTIM_STEP = "optim_step"
     LOAD_STATE = "load_state"
     IDLE = "idle"
+    CREATION = "creation"
+    """A TrainingSession was made for a client that asked for a model, and the client has no answer yet."""
+
+
+OF_THE_LOOP = tuple(moment for moment in Moment if moment != Moment.CREATION)
+"""Those that a loop passes through in each of its rounds; a creation has a client of its own."""
 
 
 QUIET = frozenset({Moment.BETWEEN_PASS_AND_STEP, Moment.IDLE})

@@ -15,7 +15,7 @@ from demo.install import BASE_MODEL
 from demo.loop import Loop
 from tests.e2e.waiting import eventually
 from tests.matrix.catching import catch
-from tests.matrix.moments import KINDS, Facts, Key, Moment, news
+from tests.matrix.moments import KINDS, OF_THE_LOOP, Facts, Key, Moment, news
 from tests.matrix.stage import TAKEOVER_SECONDS, Stage
 from tests.matrix.victims import Victim, oddities
 
@@ -138,7 +138,7 @@ class Play:
         return everloop.script(str(CLIENT), f"{self.name}.log", (*named, *chunk), everloop.session.key)
 
     def _round(self, actor: Actor, left: list[Cell], struck: list[Struck]) -> None:
-        for moment in Moment:
+        for moment in OF_THE_LOOP:
             heard = actor.hear()
             assert heard == {"at": moment}, heard
             cell = next((cell for cell in left if cell.moment == moment), None)
@@ -167,7 +167,7 @@ class Play:
             assert actor.hear()["told"] == moment
             return None
         at = time.time()
-        settle = stage.strike(cell.victim, pod)
+        settle = stage.strike(cell.victim, moment, pod)
         if moment not in KINDS:
             actor.say()
         words = settle()

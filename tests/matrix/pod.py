@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from demo import faults
 from devcluster.processes import Process, is_stopped, start_ticks
@@ -47,6 +48,25 @@ def find(name: str, node: str, pids: list[int]) -> Pod | None:
     if not {"engine", "server", "spare", "supervisor"} <= roles.keys():
         return None
     return Pod(name, node, roles["engine"], roles["server"], roles["spare"], roles["supervisor"])
+
+
+def find_spare(pids: list[int]) -> Process | None:
+    """The spare of a pod that has no engine yet."""
+    for process in faults.processes(pids):
+        ticks = start_ticks(process.pid)
+        if ticks is not None and faults.role(process, None) == "spare" and not _leads_session(process.pid):
+            return Process(process.pid, ticks)
+    return None
+
+
+def find_engine(spare: Process) -> Process | None:
+    """The newest engine that this spare has forked: quicker than `find`."""
+    try:
+        pids = Path(f"/proc/{spare.pid}/task/{spare.pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    engines = [Process(int(pid), ticks) for pid in pids if (ticks := start_ticks(int(pid))) is not None]
+    return max((e for e in engines if _leads_session(e.pid)), key=lambda engine: engine.ticks, default=None)
 
 
 def _leads_session(pid: int) -> bool:

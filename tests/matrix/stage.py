@@ -13,9 +13,9 @@ from devcluster.processes import Process, start_ticks
 from tests.e2e.waiting import eventually
 from tests.e2e.world import Everloop
 from tests.matrix import pod as pods
-from tests.matrix.moments import Facts, gather
+from tests.matrix.moments import Facts, Moment, gather
 from tests.matrix.pod import Pod
-from tests.matrix.victims import CONTROL_PLANE, Victim
+from tests.matrix.victims import BESIDE, CONTROL_PLANE, SERVES_ON, Victim
 
 TAKEOVER_SECONDS = 400.0
 
@@ -59,7 +59,7 @@ class Stage:
 
     # --- killing ---
 
-    def strike(self, victim: Victim, pod: Pod) -> Callable[[], str]:
+    def strike(self, victim: Victim, moment: Moment, pod: Pod) -> Callable[[], str]:
         """Kill; returns what is to be done next: it lets go what was held, or heals a node once another took over.
 
         That returns what a zombie logged.
@@ -69,13 +69,10 @@ class Stage:
         if victim in inside:
             inside[victim].kill()
             return lambda: _release(pod)
-        if victim in CONTROL_PLANE:
-            self._component(victim).kill()
+        if victim in BESIDE:
+            self.strike_beside(victim)
             return lambda: _release(pod)
         match victim:
-            case Victim.OPERATOR | Victim.GATEWAY:
-                self._one_of(victim).kill()
-                return lambda: _release(pod)
             case Victim.SUPERVISOR:
                 pod.supervisor.kill()
                 return lambda: ""
@@ -88,28 +85,32 @@ class Stage:
                 cluster.node_kill(pod.node)
                 return lambda: self._heal_once_taken_over(pod)
             case Victim.PARTITION:
-                pods.stop(pod.server)
+                held, other = (pod.engine, pod.server) if moment in SERVES_ON else (pod.server, pod.engine)
+                pods.stop(held)
                 cluster.node_partition(pod.node)
-                pods.go_on(pod.engine)
+                pods.go_on(other)
                 return lambda: self._let_zombie_go(pod)
             case Victim.FREEZE:
                 cluster.node_freeze(pod.node)
                 return lambda: self._thaw(pod)
         raise AssertionError(victim)
 
-    def _component(self, name: str) -> Process:
+    def strike_beside(self, victim: Victim, replica: str | None = None) -> None:
+        """Kill a victim outside of the session's pod: of several replicas the named one, else any."""
         cluster = self.everloop.session.cluster
-        return eventually(lambda: cluster.component(name), f"{name} to run")
+        if victim in CONTROL_PLANE:
+            eventually(lambda: cluster.component(victim), f"{victim} to run").kill()
+        else:
+            self._one_of(victim, replica).kill()
 
-    def _one_of(self, component: str) -> Process:
-        """The first process of a container of the operator or the gateway; of several replicas any."""
+    def _one_of(self, component: str, replica: str | None) -> Process:
+        """The first process of a container of the operator or the gateway."""
         session = self.everloop.session
 
         def running() -> Process | None:
             selector = f"app.kubernetes.io/component={component}"
             found = session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
-            names = sorted(item["metadata"]["name"] for item in found)
-            name = self.rng.choice(names)
+            name = replica or self.rng.choice(sorted(item["metadata"]["name"] for item in found))
             pids = session.cluster.container_pids(name, install.RELEASE_NAMESPACE)
             ticks = start_ticks(pids[0]) if pids else None
             return None if ticks is None else Process(pids[0], ticks)
@@ -137,9 +138,9 @@ class Stage:
         return ""
 
     def _let_zombie_go(self, pod: Pod) -> str:
-        """Let the cut-off server go on with its result once it has a successor; it must end, and the node return."""
+        """Let what was held of the cut-off pod go on once it has a successor; it must end, and the node return."""
         self._taken_over(self._attempt(pod))
-        pods.go_on(pod.server)
+        _release(pod)
         self._gone(pod)
         logs = (self.everloop.session.cluster.root / "nodes" / pod.node / "logs").glob(
             f"{self.everloop.session.namespace}_{pod.name}_*/**/*.log"

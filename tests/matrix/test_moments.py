@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.matrix.moments import KINDS, QUIET, Facts, Moment, falls_in, flaws, gather, has_begun, news
+from tests.matrix.moments import KINDS, OF_THE_LOOP, QUIET, Facts, Moment, falls_in, flaws, gather, has_begun, news
 from tests.matrix.victims import NEW_ATTEMPT, Victim, oddities
 
 MODEL = "s:train:1"
 OPEN = {"t": "open", "n": 3, "attempt": 2}
-IN_ONE = [moment for moment in Moment if moment not in QUIET | {Moment.BETWEEN_CHUNKS}]
+IN_ONE = [moment for moment in OF_THE_LOOP if moment not in QUIET | {Moment.BETWEEN_CHUNKS}]
 
 
 def _accept(number: int, kind: str) -> dict[str, Any]:

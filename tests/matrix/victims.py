@@ -18,7 +18,7 @@ class Victim(StrEnum):
     POD = "pod"
     NODE = "node"
     PARTITION = "partition"
-    """The node is cut off with a server that lives on and has something to write."""
+    """The node is cut off, and its pod lives on: see `SERVES_ON`."""
     FREEZE = "freeze"
     """Every process of the node stops, and goes on once another pod has taken over."""
     OPERATOR = "operator"
@@ -33,6 +33,13 @@ NEW_INCARNATION = NEW_ATTEMPT | {Victim.SERVER, Victim.SUPERVISOR}
 NEW_ENGINE = NEW_INCARNATION | {Victim.ENGINE}
 CONTROL_PLANE = frozenset({Victim.API_SERVER, Victim.ETCD})
 """While these are away nodes may seem lost, and the session may move."""
+BESIDE = CONTROL_PLANE | {Victim.OPERATOR, Victim.GATEWAY}
+"""Outside of the session's pod."""
+SERVES_ON = QUIET | {Moment.FORWARD_BACKWARD, Moment.SAMPLE, Moment.CREATION}
+"""Moments in which a cut-off server serves on while its engine stands still until there is a successor.
+
+In the others the server stands still, with the engine's result to write then.
+"""
 
 
 def oddities(victim: Victim, moment: Moment, before: Facts, after: Facts, keys: list[Key]) -> list[str]:
