@@ -206,6 +206,12 @@ def _descendants(pid: int) -> Iterator[int]:
         yield from _descendants(child)
 
 
+def process_of(pod: Pod, role: str) -> int:
+    """Process id of the pod's server or spare, waited for while there is none."""
+    return eventually(lambda: pod.child(role), f"a {role}")
+
+
 def kill_process(pid: int) -> None:
-    """SIGKILL."""
+    """SIGKILL; never of 0, which would be the tests' own process group."""
+    assert pid > 0
     os.kill(pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ import pytest
 from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import LoadWeights
 from everloop_trainer.session.records import Accept, Result, Try
-from tests.server.pod import Pod, alive, eventually, kill_process, new_ip
+from tests.server.pod import Pod, alive, eventually, kill_process, new_ip, process_of
 from tests.server.sdk import SdkProgram, run_command
 from tests.server.stub import Stub, serving
 from tests.server.test_survival import adapter, assert_equal_states, history, model_of
@@ -115,7 +115,7 @@ def test_killed_in_the_load(own_pod: Pod, gateway: Stub, saved: Saved, victim: s
         if victim == "engine":
             kill_process(engine)
         else:
-            kill_process(own_pod.child("server") or 0)
+            kill_process(process_of(own_pod, "server"))
             os.kill(engine, signal.SIGCONT)
             eventually(lambda: not alive(engine), "the engine ended with its server", 5)
         assert_went_on(own_pod, program, saved)
@@ -140,7 +140,7 @@ def test_a_loaded_model_outlives_its_source(own_pod: Pod, gateway: Stub, saved: 
             eventually(lambda: len(program.named("step")) > before, "a step", 60)  # noqa: B023
             status = own_pod.status()
             assert status is not None
-            kill_process(status["engine"]["pid"] if victim == "engine" else own_pod.child("server") or 0)
+            kill_process(status["engine"]["pid"] if victim == "engine" else process_of(own_pod, "server"))
             after = len(program.named("step"))
             eventually(lambda: len(program.named("step")) > after + 1, "steps after the kill", 60)  # noqa: B023
     status = own_pod.status()

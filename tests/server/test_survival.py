@@ -22,7 +22,7 @@ from everloop_trainer.session.records import Record, Result, Try
 from everloop_trainer.store.epochs import newest_epoch
 from everloop_trainer.store.files import PosixFiles
 from everloop_trainer.store.sealed import records, seal
-from tests.server.pod import Pod, alive, eventually, kill_process
+from tests.server.pod import Pod, alive, eventually, kill_process, process_of
 from tests.server.sdk import SdkProgram
 from tests.server.stub import Stub
 
@@ -173,7 +173,7 @@ def opened(pod: Pod) -> dict[str, Any] | None:
 def test_server_killed(own_pod: Pod, gateway: Stub, unbroken: dict[str, np.ndarray[Any, Any]]) -> None:
     """SIGKILL of the server in a forward_backward: the engine follows it, a new server claims boot + 1."""
     with SdkProgram(gateway.url, "train", **LOOP) as program:
-        shot = shoot(own_pod, program, 2, lambda pod, _engine: pod.child("server") or 0)
+        shot = shoot(own_pod, program, 2, lambda pod, _engine: process_of(pod, "server"))
         eventually(lambda: not alive(shot.engine), "the engine ended with its server", 5)
         ready = eventually(lambda: opened(own_pod), "a new server", 20)
         print("server_answers_after_seconds", round(time.monotonic() - shot.at, 2))
