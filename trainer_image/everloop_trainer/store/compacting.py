@@ -9,6 +9,7 @@ and for every later one. Only then, and each time after a look at the fence, are
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +55,20 @@ class Limits:
 LIMITS = Limits()
 
 
+@contextmanager
+def _no_cyclic_collection() -> Iterator[None]:
+    """Leave out passes of the cyclic collector: each would stop the event loop for as long as it walks the history.
+
+    What is alive afterwards is left out of later passes too: it goes by its reference counts.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class Compactor:
     """session.compacting.Compactor over a session's files.
 
@@ -93,7 +108,8 @@ class Compactor:
         stop = threading.Event()
         work = _Work(self._files, self._journal.lineage, self._journal.places.lengths, before, _Turns(stop))
         try:
-            sealed, base = await asyncio.to_thread(work.run, floors, expired)
+            with _no_cyclic_collection():
+                sealed, base = await asyncio.to_thread(work.run, floors, expired)
         except (OSError, JournalDamaged) as error:
             await self._give_up(before)
             raise CompactionAbandoned(str(error)) from error
