@@ -34,6 +34,7 @@ def cases(everloop: Everloop) -> dict[str, Any]:
         ("chunk 0", "RequestFailedError", "target_tokens"),
         ("chunk 1", "RequestFailedError", "target_tokens"),
         ("chunk 2", "RequestFailedError", "target_tokens"),
+        ("step beside parts", "RequestFailedError", "accumulation window"),
     ],
 )
 def test_error_is_the_sdk_s_own_and_names_the_field(cases: dict[str, Any], case: str, error: str, named: str) -> None:

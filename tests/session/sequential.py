@@ -147,11 +147,17 @@ def _forward_backward(model: _Model, call: Call, forward_only: bool) -> Expected
 
 def _optim_step(model: _Model, call: Call, args: ops.OptimStep) -> Expected:
     """Fails with its window if it, or what it applies, was sent before the client was told of what the window lacks."""
-    ignorant = [
-        (gap, sent) for gap in model.gaps for sent in (call, *(model.parts if gap.kind == "forward_backward" else ()))
+    # A part that had ended before the failed operation was sent belongs to another call.
+    beside = [
+        (gap, part)
+        for gap in model.gaps
+        for part in (model.parts if gap.kind == "forward_backward" else ())
+        if gap.given_up or part.told > gap.sent
     ]
-    certain = any(gap.asked > sent.acknowledged for gap, sent in ignorant)
-    possible = any(gap.told > sent.sent for gap, sent in ignorant)
+    certain = any(gap.asked > call.acknowledged for gap in model.gaps) or any(
+        gap.asked > part.acknowledged and (gap.given_up or gap.acknowledged < part.sent) for gap, part in beside
+    )
+    possible = any(gap.told > call.sent for gap in model.gaps) or any(gap.told > part.sent for gap, part in beside)
     fails = certain or (possible and call.says("accumulation window"))
     if not fails and args.learning_rate < 0:
         raise _Fails(gap=True)

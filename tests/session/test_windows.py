@@ -23,6 +23,7 @@ CREATE = CreateModel("smol", 4, 7, True, True, True)
 STEP_ACCEPTED = Position(2, 500)
 BEFORE, AFTER, EARLIER, LATER = Position(2, 499), Position(2, 501), Position(1, 900), Position(3, 5)
 EARLIEST = Position(1, 5)
+MEANWHILE = Position(1, 800)
 
 
 def finished(
@@ -32,9 +33,10 @@ def finished(
     ok: bool = True,
     dropped: bool = False,
     sent: Position = EARLIEST,
+    ended: Position = MEANWHILE,
     told: Position | None = None,
 ) -> Finished:
-    return Finished(seq, args, ok, dropped, sent, told)
+    return Finished(seq, args, ok, dropped, sent, ended, told)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,12 @@ def test_which_step_fails(window: list[Finished], failure: int | None) -> None:
         ([finished(1, FB), finished(2, FB, ok=False, told=EARLIER)], Failure(2, 1)),
         ([finished(1, FB, ok=False, told=EARLIER), finished(2, FB)], Failure(1, 2)),
         ([finished(1, FB, ok=False, told=EARLIER), finished(2, FB, sent=BEFORE)], None),
+        (
+            [finished(1, FB, ended=EARLIEST), finished(2, FB, ok=False, sent=MEANWHILE, ended=BEFORE, told=BEFORE)],
+            None,
+        ),
+        ([finished(1, FB), finished(2, FB, ok=False, sent=EARLIEST, told=EARLIER)], Failure(2, 1)),
+        ([finished(1, FB, ended=EARLIEST), finished(2, FB, ok=False, sent=MEANWHILE, told=EARLIER)], Failure(2, 1)),
         ([finished(1, FB), finished(2, STEP), finished(3, FB, ok=False, told=EARLIER)], None),
         ([finished(1, FORWARD), finished(2, FB, ok=False, told=EARLIER)], None),
         ([finished(1, FB), finished(2, FORWARD, ok=False, told=EARLIER)], None),
@@ -112,6 +120,9 @@ def test_which_step_fails(window: list[Finished], failure: int | None) -> None:
         "chunk-before",
         "chunk-behind",
         "sent-knowing",
+        "ended-before-the-failed-one-was-sent",
+        "ended-after-the-failed-one-was-sent",
+        "ended-before-the-failed-one-was-given-up",
         "of-the-window-before",
         "added-nothing",
         "failed-forward-only",

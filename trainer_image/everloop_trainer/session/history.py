@@ -255,7 +255,8 @@ class History:
         if model is None:
             return
         model.step = result.step
-        finished = _finished(entry, result)
+        assert entry.ended is not None, "its result is what takes effect"
+        finished = _finished(entry, entry.ended)
         if closes_window(finished):
             model.window.clear()
         elif is_failure(finished) or added_gradients(finished):
@@ -300,12 +301,13 @@ class History:
         """What matters of a model's open accumulation window: failures and what added gradients, in order."""
         entries = self.streams[model_id].entries
         window = [entries[seq] for seq in self.models[model_id].window]
-        return [_finished(entry, entry.ended.result) for entry in window if entry.ended is not None]
+        return [_finished(entry, entry.ended) for entry in window if entry.ended is not None]
 
     def unfinished(self) -> int:
         """How many accepted operations have no result."""
         return sum(len(stream.pending) for stream in self.streams.values())
 
 
-def _finished(entry: Entry, result: Result) -> Finished:
-    return Finished(entry.seq, entry.args, result.ok, result.gradients_dropped, entry.accepted, entry.delivered)
+def _finished(entry: Entry, ended: Ended) -> Finished:
+    result, at = ended.result, ended.position
+    return Finished(entry.seq, entry.args, result.ok, result.gradients_dropped, entry.accepted, at, entry.delivered)

@@ -7,7 +7,8 @@ of the optim_step's `accept` record, so that a replay decides the same.
 
 What was accumulated by operations that were sent before the client was told is never applied beside such a failure,
 whoever was told when: the SDK cuts a large forward_backward into several operations and fails it as a whole, and
-nothing in them says which belong together.
+nothing in them says which belong together. What had ended before the failed operation was sent is no part of the same
+call: its first part, before which none runs, is sent last.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ class Finished:
     ok: bool
     gradients_dropped: bool
     accepted: Position
+    ended: Position
     delivered: Position | None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its number never arrived: one record stands for both, and tells nothing of when it was sent."""
+        return self.accepted == self.ended
 
 
 def closes_window(operation: Finished) -> bool:
@@ -96,6 +103,8 @@ def spoiling_failure(finished: Iterable[Finished], accepted: Position) -> Failur
         for operation in window:
             if not _is_forward_backward(failure) or not added_gradients(operation):
                 continue  # a refused optim_step or load leaves what was accumulated as it was meant
+            if operation.ended < failure.accepted and not failure.given_up:
+                continue
             if failure.delivered is not None and operation.accepted < failure.delivered:
                 return Failure(failure.seq, operation.seq)
     return None
