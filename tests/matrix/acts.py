@@ -34,11 +34,12 @@ class Acts:
             RuntimeError: the loop saw an exception, or a moment was never met.
             TimeoutError: something did not come back.
         """
+        others = flaws(self._stage.facts(), self._stage.manifests())  # of whoever used the session before
         play = Play(self._stage, name, self._tell)
         struck = play.strike(cells)
         told, saved = self._reference(play.rounds)
         wrong = [f"{met.cell.victim} in {met.cell.moment}: {oddity}" for met in struck for oddity in met.oddities]
-        wrong += flaws(self._stage.facts(), self._stage.manifests())
+        wrong += [flaw for flaw in flaws(self._stage.facts(), self._stage.manifests()) if flaw not in others]
         wrong += [
             f"the loop was told {got}, unbroken {wanted}"
             for got, wanted in zip(play.told(), told, strict=True)
