@@ -71,7 +71,7 @@ class Struck:
 def start(everloop: Everloop, name: str, seed: int, *arguments: str) -> Run:
     """Start the loop."""
     ledger = everloop.directory / f"{name}.ledger"
-    ledger.touch()
+    ledger.write_text("")  # the client appends, and another leg may have used this name
     given = (
         "--base-model", install.BASE_MODEL, "--seed", str(seed), "--name", name, "--ledger", str(ledger),
         "--chunk", str(everloop.chunk_datums()), *arguments,
