@@ -200,8 +200,9 @@ def test_stopped_before_a_deletion(session: Callable[..., StoppingPod]) -> None:
     old = session(1)
     wire = wired(old)
     old.stop_at("delete", "snapshots")
-    step(wire, 1)
-    step(wire, 2)
+    for number in (1, 2):
+        step(wire, number)
+        eventually(lambda: len(list(old.root.glob("models/*/snapshots/*/manifest.json"))) == number, "its snapshot")  # noqa: B023
     with ThreadPoolExecutor(1) as pool:
         third_step = pool.submit(step, wire, 3)
         old.await_stopped()
