@@ -11,6 +11,8 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Failed, Succeeded
 from everloop_trainer.session.service import SessionService
 from everloop_trainer.store import layout
+from everloop_trainer.store import states as stored_states
 from everloop_trainer.store.files import PosixFiles
 from tests.session.world import LOADS, LOOP, Client, Over, Serving, running_on, states, unbroken
 from tests.store.crash_files import Died
@@ -122,13 +125,32 @@ def record(
     recorder.die_at = kill_at
     with recorder.recording():
         try:
-            asyncio.run(boot())  # ends with all of its threads
+            with own_threads():
+                asyncio.run(boot())
         except (*Over, Died):
             assert recorder.dead
         if recorder.dead:
             recorder.revive()
-            asyncio.run(boot())
+            with own_threads():
+                asyncio.run(boot())
     return recorder
+
+
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """A process ends with all of its threads: those of the stored states would write on in the next one."""
+    made: list[ThreadPoolExecutor] = []
+
+    def executor(*given: Any, **named: Any) -> ThreadPoolExecutor:
+        made.append(ThreadPoolExecutor(*given, **named))
+        return made[-1]
+
+    try:
+        with mock.patch.object(stored_states, "ThreadPoolExecutor", executor):
+            yield
+    finally:
+        for each in made:
+            each.shutdown(wait=True)
 
 
 def points(recorder: Recorder) -> Iterator[tuple[Machine, Sync | Name | Write | None]]:
