@@ -101,6 +101,20 @@ def test_checkpoint_then_move_does_not_wait_for_ever() -> None:
     assert decided(late).create_pod is not None
 
 
+def test_a_signal_that_comes_later_has_its_whole_time() -> None:
+    """However long something lesser has been said of the node before: the snapshots are waited for."""
+    first = on(flagged(Severity.AVOID, seconds=60))
+    told = replace(after(first, decided(first)), now=NOW.replace(minute=10))
+    worse = Signal("another-rule", Moves, "label worse=yes", since=told.now, due=told.now)
+    lesser = first.nodes["node-a"].signals
+    moved = replace(told, nodes={**told.nodes, "node-a": node(signals=(*lesser, worse))})
+    asked = decided(moved)
+    assert asked.create_pod is None
+    again = replace(after(moved, asked), now=moved.now.replace(second=20))
+    assert decided(again).create_pod is None
+    assert decided(replace(again, now=moved.now.replace(second=30))).create_pod is not None
+
+
 def test_a_healthy_pod_is_not_asked_for_snapshots() -> None:
     """No signal, no request."""
     poll = decided(on(node("node-a"))).poll

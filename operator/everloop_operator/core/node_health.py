@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-
-from everloop_operator.api import names
 
 from . import node_rules
 from .node_rules import Severity, Signal
@@ -62,7 +60,7 @@ def judge(observed: Observed, pod: Pod | None, fleet_cap: float) -> Verdict | No
 def beyond_cap(observed: Observed, fleet_cap: float) -> bool:
     """Whether more of the nodes that host session pods are to be left than `fleet_cap` (0 to 1) allows."""
     hosting = [observed.nodes[name] for name in observed.hosting if name in observed.nodes]
-    leaving = sum(1 for node in hosting if _to_be_left(node, observed.now))
+    leaving = sum(1 for _, signal in _flagged(hosting, observed.now) if signal.severity.moves)
     return leaving > max(FLEET_FLOOR, int(fleet_cap * len(hosting)))
 
 
@@ -74,12 +72,9 @@ def due(observed: Observed, pod: Pod | None) -> Iterator[datetime]:
         yield coming
 
 
-def checkpoint_deadline(observed: Observed, seconds: float) -> datetime:
-    """Until when a pod that has to leave may go on writing snapshots: so long after this was first recorded."""
-    recorded = next((c for c in observed.session.status.conditions if c.type == names.CONDITION_NODES_HEALTHY), None)
-    known = recorded is not None and recorded.reason == names.REASON_NODE_UNHEALTHY
-    since = datetime.fromisoformat(recorded.last_transition_time) if recorded and known else observed.now
-    return min(since, observed.now) + timedelta(seconds=seconds)
+def checkpoint_deadline(verdict: Verdict, seconds: float) -> datetime:
+    """Until when a pod that has to leave may go on writing snapshots."""
+    return verdict.signal.due + timedelta(seconds=seconds)
 
 
 def may_leave(observed: Observed, verdict: Verdict, checkpoint_seconds: float) -> bool:
@@ -90,22 +85,17 @@ def may_leave(observed: Observed, verdict: Verdict, checkpoint_seconds: float) -
         return True
     request = observed.trainer.report.snapshot_request if observed.trainer.report else None
     written = request is not None and request.id == verdict.request and request.pending == 0
-    return written or observed.now >= checkpoint_deadline(observed, checkpoint_seconds)
+    return written or observed.now >= checkpoint_deadline(verdict, checkpoint_seconds)
 
 
 def avoided(observed: Observed) -> list[str]:
     """Hostnames of nodes against which something counts: others are preferred to them, the worst first."""
-    found = [(signal.severity.rank, node.hostname) for node, signal in _flagged(observed)]
+    found = [(signal.severity.rank, node.hostname) for node, signal in _flagged(observed.nodes.values(), observed.now)]
     return [hostname for _, hostname in sorted(found, key=lambda item: (-item[0], item[1]))[:MOST_AVOIDED]]
 
 
-def _flagged(observed: Observed) -> Iterator[tuple[Node, Signal]]:
-    for node in observed.nodes.values():
-        signal = node_rules.active(node.signals, observed.now)
+def _flagged(nodes: Iterable[Node], now: datetime) -> Iterator[tuple[Node, Signal]]:
+    for node in nodes:
+        signal = node_rules.active(node.signals, now)
         if signal:
             yield node, signal
-
-
-def _to_be_left(node: Node, now: datetime) -> bool:
-    signal = node_rules.active(node.signals, now)
-    return signal is not None and signal.severity.moves

@@ -126,7 +126,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         status=desired,
         events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
         poll=_poll(decision, state, snapshot=verdict.request if verdict and verdict.moves else ""),
-        requeue_after=_requeue_after(observed, spec, decision, state, settings),
+        requeue_after=_requeue_after(observed, spec, decision, state, verdict, settings),
     )
 
 
@@ -231,7 +231,12 @@ def _poll(decision: Decision, state: health.Health, *, snapshot: str) -> Poll | 
 
 
 def _requeue_after(
-    observed: Observed, spec: TrainingSessionSpec, decision: Decision, state: health.Health, settings: Settings
+    observed: Observed,
+    spec: TrainingSessionSpec,
+    decision: Decision,
+    state: health.Health,
+    verdict: node_health.Verdict | None,
+    settings: Settings,
 ) -> float | None:
     times: list[datetime] = list(state.deadlines)
     pod = decision.pod
@@ -239,9 +244,8 @@ def _requeue_after(
     if node and node.not_ready_since and decision.loss is None:
         times.append(node.not_ready_since + timedelta(seconds=settings.node_lost_seconds))
     times.extend(node_health.due(observed, pod))
-    verdict = node_health.judge(observed, pod, settings.fleet_cap)
     if verdict and verdict.moves:
-        times.append(node_health.checkpoint_deadline(observed, spec.recovery.checkpoint_deadline_seconds))
+        times.append(node_health.checkpoint_deadline(verdict, spec.recovery.checkpoint_deadline_seconds))
     if pod and pod.unschedulable_since and pod.avoided_nodes:
         times.append(pod.unschedulable_since + timedelta(seconds=losses.AVOIDANCE_PATIENCE_SECONDS))
     for old in observed.pods:
