@@ -202,21 +202,7 @@ class Calls:
             return existing
         needs_slot = stream.kind == "train"
         session = await self._creation.session_for(principal, base_model, progress, needs_slot=needs_slot)
-        return await self._ensure(
-            stream,
-            Binding(
-                id=stream.id,
-                namespace=principal.namespace,
-                session=session.name,
-                uid=session.uid,
-                base_model=session.base_model,
-                weights=weights,
-                key_id=principal.key_id,
-                claim=session.claim,
-                lineage=session.lineage or None,
-            ),
-            progress,
-        )
+        return await self._ensure(stream, session.bind(stream.id, principal.key_id, weights), progress)
 
     def _new_stream(self, principal: Principal, body: dict[str, Any], kind: Any, number_field: str) -> Stream:
         session_id = _read(wire.text_field, body, "session_id")

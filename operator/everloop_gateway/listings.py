@@ -17,7 +17,7 @@ from everloop_gateway.holding import Kind
 from everloop_gateway.ids import MalformedId, parse_stream, parse_tinker_path
 from everloop_gateway.keys import Principal
 from everloop_gateway.refusal import Refusal
-from everloop_gateway.routing import Binding, Gone, SessionView
+from everloop_gateway.routing import Gone, SessionView
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream
 from everloop_operator.api import names
 
@@ -68,7 +68,10 @@ class Listings:
         """What every pod of the namespace has of this key."""
         views = [view for view in self._cluster.sessions.in_namespace(principal.namespace) if _may_have_runs(view)]
         answers = await asyncio.gather(
-            *(self._upstream.deliver(_session(view, principal), _get(what), progress) for view in views)
+            *(
+                self._upstream.deliver(view.bind(view.title, principal.key_id, None), _get(what), progress)
+                for view in views
+            )
         )
         found: list[dict[str, Any]] = []
         for view, answer in zip(views, answers, strict=True):
@@ -103,20 +106,6 @@ def _may_have_runs(view: SessionView) -> bool:
         log.info("left out of a listing: it has no pod", session=view.title, phase=view.phase)
         return False
     return True
-
-
-def _session(view: SessionView, principal: Principal) -> Binding:
-    return Binding(
-        id=view.title,
-        namespace=view.namespace,
-        session=view.name,
-        uid=view.uid,
-        base_model=view.base_model,
-        weights=None,
-        key_id=principal.key_id,
-        claim=view.claim,
-        lineage=view.lineage or None,
-    )
 
 
 def _get(path: str) -> Call:

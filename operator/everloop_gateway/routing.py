@@ -68,6 +68,20 @@ class SessionView:
         """One sentence on what is happening, for the user who waits."""
         return f"{self.title} is {self.phase or 'new'}" + (f": {self.explanation}" if self.explanation else "")
 
+    def bind(self, identifier: str, key_id: str, weights: str | None) -> Binding:
+        """The binding of a stream, for this key, to this session as it is today."""
+        return Binding(
+            id=identifier,
+            namespace=self.namespace,
+            session=self.name,
+            uid=self.uid,
+            base_model=self.base_model,
+            weights=weights,
+            key_id=key_id,
+            claim=self.claim,
+            lineage=self.lineage or None,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:

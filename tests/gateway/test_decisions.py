@@ -12,7 +12,6 @@ from everloop_gateway import keys
 from everloop_gateway.holding import BeginStream, KeepWaiting, Kind, TellToRepeat, is_definitive, next_step
 from everloop_gateway.routing import (
     Binding,
-    Claim,
     Gone,
     Incarnation,
     SessionView,
@@ -24,26 +23,8 @@ from everloop_gateway.routing import (
 )
 from everloop_gateway.state import Catalogue, Keys, Sessions, SessionSink
 from everloop_operator.api import names
+from tests.gateway.views import POD, VIEW
 
-POD = Incarnation(3, "pod-uid", "10.0.0.1")
-VIEW = SessionView(
-    namespace="team",
-    name="a",
-    uid="uid-a",
-    base_model="org/small",
-    max_sequence_length=2048,
-    created="2030-01-01T00:00:00Z",
-    default=False,
-    deleting=False,
-    phase=names.PHASE_RUNNING,
-    explanation="",
-    incarnation=POD,
-    model_count=0,
-    max_models=16,
-    claim=Claim("journal", "uid-claim"),
-    lineage="lineage-a",
-    missing_claim="",
-)
 BINDING = Binding("id", "team", "a", "uid-a", "org/small", None, "key", VIEW.claim, VIEW.lineage)
 
 

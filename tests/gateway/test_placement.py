@@ -20,25 +20,9 @@ from everloop_gateway.placement import Create, Unplaceable, place
 from everloop_gateway.routing import Claim, Incarnation, SessionView, Wait
 from everloop_operator.api import names
 from everloop_operator.api.training_session import MAX_NAME_LENGTH
+from tests.gateway.views import VIEW as SERVING
 
-VIEW = SessionView(
-    namespace="team",
-    name="a",
-    uid="uid-a",
-    base_model="org/small",
-    max_sequence_length=2048,
-    created="2030-01-01T00:00:00Z",
-    default=False,
-    deleting=False,
-    phase=names.PHASE_RUNNING,
-    explanation="",
-    incarnation=None,
-    model_count=0,
-    max_models=16,
-    claim=Claim("journal", "uid-claim"),
-    lineage="lineage-a",
-    missing_claim="",
-)
+VIEW = replace(SERVING, incarnation=None)
 CATALOGUE = (CatalogueEntry("org/small", ("small",)), CatalogueEntry("org/absent", ("absent",)))
 FIRST, SECOND = session_name("org/small", 1), session_name("org/small", 2)
 
