@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,16 +107,7 @@ def kill_marked(root: Path, node: str | None = None, spare: frozenset[int] = fro
     Raises:
         TimeoutError: some could not be killed.
     """
-    deadline = time.monotonic() + seconds
-    clean_scans = 0
-    while clean_scans < 2:  # a process that is just replacing its program has no environment to see
-        left = [process for process in marked(root, node) if process.pid not in spare]
-        for process in left:
-            process.kill()
-        clean_scans = 0 if left else clean_scans + 1
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{root}: processes {[p.pid for p in left]} did not end in {seconds} s")
-        time.sleep(0.01)
+    _signal_all(lambda: [each for each in marked(root, node) if each.pid not in spare], signal.SIGKILL, root, seconds)
 
 
 def stop_marked(root: Path, node: str, seconds: float = 20) -> None:
@@ -125,15 +116,22 @@ def stop_marked(root: Path, node: str, seconds: float = 20) -> None:
     Raises:
         TimeoutError: some did not stop.
     """
+    _signal_all(
+        lambda: [each for each in marked(root, node) if not is_stopped(each.pid)], signal.SIGSTOP, root, seconds
+    )
+
+
+def _signal_all(find: Callable[[], list[Process]], number: signal.Signals, root: Path, seconds: float) -> None:
+    """Signal what is found until nothing is: a process that still ran may have started another meanwhile."""
     deadline = time.monotonic() + seconds
     clean_scans = 0
-    while clean_scans < 2:  # as in kill_marked; and who still runs may have started another
-        running = [process for process in marked(root, node) if not is_stopped(process.pid)]
-        for process in running:
-            process.kill(signal.SIGSTOP)
-        clean_scans = 0 if running else clean_scans + 1
+    while clean_scans < 2:  # a process that is just replacing its program has no environment to see
+        left = find()
+        for process in left:
+            process.kill(number)
+        clean_scans = 0 if left else clean_scans + 1
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{root}: processes {[p.pid for p in running]} did not stop in {seconds} s")
+            raise TimeoutError(f"{root}: {number.name} did not reach {[p.pid for p in left]} in {seconds} s")
         time.sleep(0.01)
 
 
