@@ -9,37 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from .schema import ApiModel, ObjectName, RelativePath, Resources, rules
+from .base_model import BaseModelSpec
+from .schema import ApiModel, Resources, rules
+from .storage import StorageSpec
 from .training_session_status import TrainingSessionStatus
 
 MAX_NAME_LENGTH = 40
 """Children add `-a<attempt>-<rank>` and `-a<attempt>-token`, and a label value ends at 63 characters."""
-
-
-class ModelClaim(ApiModel):
-    """A directory on a PersistentVolumeClaim that holds a Hugging Face model (config.json and safetensors files)."""
-
-    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim, in the namespace of this object.")
-    path: RelativePath = Field(default="", description="Directory of the model on the claim, relative to its root.")
-
-
-class ModelSource(ApiModel):
-    """Where the files of the base model come from."""
-
-    claim: ModelClaim = Field(description="A PersistentVolumeClaim that already holds the files; mounted read-only.")
-
-
-class BaseModelSpec(ApiModel):
-    """The frozen model that adapters are trained on."""
-
-    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        description="Name by which clients ask for this model, for instance `Qwen/Qwen3-8B`."
-    )
-    revision: Annotated[str, Field(max_length=128)] = Field(
-        default="",
-        description="Revision of the files, recorded in storage; storage written for another revision is refused.",
-    )
-    source: ModelSource = Field(description="Where the files come from.")
 
 
 class EngineSpec(ApiModel):
@@ -95,33 +71,6 @@ class AdaptersSpec(ApiModel):
         default=16, description="How many adapters may exist at a time."
     )
     max_rank: Annotated[int, Field(ge=1, le=1024)] = Field(default=128, description="Highest rank of an adapter.")
-
-
-class JournalClaim(ApiModel):
-    """A directory on a PersistentVolumeClaim that outlives pods and nodes."""
-
-    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim, in the namespace of this object.")
-    sub_path: RelativePath = Field(
-        default="",
-        description="Directory on the claim; `<namespace>/<name>` of this object is used below it.",
-    )
-
-
-class JournalSpec(ApiModel):
-    """Where journal, snapshots and checkpoints are kept."""
-
-    claim: JournalClaim = Field(
-        description="A PersistentVolumeClaim. With access mode ReadWriteMany a lost node is replaced without waiting."
-    )
-
-
-class StorageSpec(ApiModel):
-    """Storage that the session recovers from."""
-
-    journal: JournalSpec = Field(
-        description="Where journal, snapshots and checkpoints are kept. Immutable.",
-        json_schema_extra=rules(("self == oldSelf", "spec.storage.journal is immutable")),
-    )
 
 
 class SnapshotsSpec(ApiModel):
