@@ -1,6 +1,7 @@
 """How long it takes to come back, by the clocks of those who come back: the log of the session pods, the node's status.
 
-On the local cluster one loop runs without end while engine, server, spare, pod and node are killed in turn. Counted is
+On the local cluster one loop runs without end while engine, server, spare, pod and node are killed in turn; the node
+may be that of the operator, which then has to come back first. Counted is
 from the kill (for a node from the moment that the control plane gave its condition Ready, in whole seconds, rounded
 down: up to a second too long) until every model is restored, and for the spare until it listens again.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class Comeback:
     loading: float
     replay: float
     replayed: int
+    operator: bool = False
+    """Whether the operator was lost as well."""
 
 
 def run(place: Path) -> list[Measure]:
@@ -61,7 +64,8 @@ def run(place: Path) -> list[Measure]:
 def _measures(victim: str, comebacks: list[Comeback]) -> list[Measure]:
     if victim == "spare":
         return [_slowest("spare killed, until it listens again", [each.whole for each in comebacks], GOALS[victim])]
-    begin = "from its node's NotReady" if victim == "node" else "killed"
+    with_operator = sum(each.operator for each in comebacks)
+    begin = f"from its node's NotReady ({with_operator} x the operator's too)" if victim == "node" else "killed"
     beyond, left_out = [each.whole - each.loading - each.replay for each in comebacks], "replay left out"
     if victim in NEW_POD:
         left_out = "import, weight load and replay left out"
@@ -85,6 +89,7 @@ def _strike(everloop: Everloop, loop: Loop, victim: str) -> Comeback:
     pod = session.status()["pod"]
     pids = session.pids(pod["name"])
     now = eventually(lambda: running(session.journal()), "an operation that runs", seconds=PATIENCE)
+    operator = victim == "node" and pod["node"] in _operator_nodes(everloop)
     began = datetime.now(UTC)
     match victim:
         case "pod":
@@ -102,7 +107,7 @@ def _strike(everloop: Everloop, loop: Loop, victim: str) -> Comeback:
     if victim == "node":
         session.cluster.node_heal(pod["node"])
         session.cluster.wait_node(pod["node"], ready=True)
-    return comeback(between, began, last.time)
+    return replace(comeback(between, began, last.time), operator=operator)
 
 
 def comeback(between: Iterable[Event], began: datetime, ended: datetime) -> Comeback:
@@ -117,6 +122,11 @@ def comeback(between: Iterable[Event], began: datetime, ended: datetime) -> Come
             replay += event.fields["replay_seconds"]
             replayed += event.fields["replayed"]
     return Comeback((ended - began).total_seconds(), loading, replay, replayed)
+
+
+def _operator_nodes(everloop: Everloop) -> set[str]:
+    pods = everloop.session.tools.get("pods", "-A", "-l", "app.kubernetes.io/component=operator")["items"]
+    return {pod["spec"].get("nodeName", "") for pod in pods}
 
 
 def _first(found: list[Event], name: str) -> Event | None:

@@ -14,7 +14,7 @@ from tests.bench.podlog import Event, events
 from tests.bench.stack import Stack, serving
 from tests.server.pod import eventually
 
-WANTED_STEPS, LAPS = 8, 20
+WANTED_STEPS, LAPS = 24, 40
 """Replayed steps after which it is enough, and kills after which it has to be."""
 STEPS = 3
 OPERATIONS_OF_A_STEP = 2

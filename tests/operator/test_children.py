@@ -194,3 +194,17 @@ def test_node_is_ready_only_if_it_says_so() -> None:
     assert later.not_ready_since == NOW
     other = node_of({**body, "metadata": {"name": "n", "uid": "v"}}, now=NOW.replace(minute=5), previous=first)
     assert other.not_ready_since != NOW
+
+
+def test_node_that_was_lost_before_the_operator_came_is_not_waited_for_anew() -> None:
+    """What the control plane dated counts at first sight, unless it lies ahead of our clock; later only our clock."""
+
+    def body(status: str, minute: int) -> dict[str, Any]:
+        ready = {"type": "Ready", "status": status, "lastTransitionTime": NOW.replace(minute=minute).isoformat()}
+        return {"metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"conditions": [ready]}}
+
+    now = NOW.replace(minute=30)
+    assert node_of(body("Unknown", 10), now=now).not_ready_since == NOW.replace(minute=10)
+    assert node_of(body("Unknown", 40), now=now).not_ready_since == now
+    seen = node_of(body("True", 5), now=NOW.replace(minute=6))
+    assert node_of(body("Unknown", 10), now=now, previous=seen).not_ready_since == now

@@ -98,15 +98,21 @@ def pod_of(body: Body) -> Pod | None:
 
 
 def node_of(body: Body, *, now: datetime, rules: Sequence[NodeRule] = (), previous: Node | None = None) -> Node:
-    """A node; `previous` keeps the times since which it has not been Ready and has shown its signals."""
+    """A node; `previous` keeps the times since which it has not been Ready and has shown its signals.
+
+    The transition time of another machine's clock counts only for a node that was not Ready before this operator first
+    saw it: an operator that itself came from a lost node must not wait once more for what it finds.
+    """
     metadata = body["metadata"]
     ready: Body = next((c for c in (body.get("status") or {}).get("conditions", ()) if c["type"] == "Ready"), {})
     is_ready = ready.get("status") == "True"
     if previous is not None and previous.uid != metadata["uid"]:
         previous = None
     since = None
-    if not is_ready:
-        since = previous.not_ready_since if previous and previous.not_ready_since else now
+    if not is_ready and previous:
+        since = previous.not_ready_since or now
+    elif not is_ready:
+        since = min(now, parse_time(ready.get("lastTransitionTime")) or now)
     return Node(
         name=metadata["name"],
         uid=metadata["uid"],
