@@ -30,6 +30,7 @@ LONGEST_RUN_SECONDS = {
 }
 """How far into an operation a kill may fall, in CPU seconds of the engine: about as long as such an operation takes."""
 LONGEST_SAVE_SECONDS = 30.0
+LONGEST_ACCEPT_SECONDS = 30.0
 HASTE = -10
 STEP_SECONDS = 0.0001
 """CPU time; between a manifest's name and the record of the result the server needs some ten times as much."""
@@ -48,6 +49,8 @@ def catch(stage: Stage, pod: Pod, moment: Moment, known: Collection[Key], tried:
     """
     if moment in QUIET:
         return falls_in(moment, stage.facts(), known, ())
+    if moment == Moment.ACCEPTED:
+        return _catch_acceptance(stage, pod, known, go)
     pods.stop(pod.engine)
     go()
     eventually(lambda: has_begun(moment, stage.facts(), known), f"the operation of {moment} to begin")
@@ -66,6 +69,22 @@ def catch(stage: Stage, pod: Pod, moment: Moment, known: Collection[Key], tried:
         return True
     pods.go_on(pod.server)
     pods.go_on(pod.engine)
+    return False
+
+
+def _catch_acceptance(stage: Stage, pod: Pod, known: Collection[Key], go: Callable[[], None]) -> bool:
+    """Stop the server right after it wrote that it accepted an operation."""
+    pods.stop(pod.server)
+    go()
+    deadline = time.monotonic() + LONGEST_ACCEPT_SECONDS
+    with _in_haste():
+        while not news(Moment.ACCEPTED, stage.facts(), known):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing was accepted within {LONGEST_ACCEPT_SECONDS:.0f} s")
+            pods.run_on(pod.server, STEP_SECONDS)
+    if falls_in(Moment.ACCEPTED, stage.facts(), known, ()):
+        return True
+    pods.go_on(pod.server)
     return False
 
 

@@ -19,6 +19,8 @@ class Moment(StrEnum):
     """When a kill falls, by the name that the loop gives it; the order is the loop's."""
 
     CREATE_MODEL = "create_model"
+    ACCEPTED = "accepted"
+    """A forward_backward is in the journal, who sent it has no acknowledgement yet: it is sent again."""
     FORWARD_BACKWARD = "forward_backward"
     BETWEEN_CHUNKS = "between_chunks"
     """The first chunk of a forward_backward has its result, the last has none."""
@@ -45,6 +47,7 @@ QUIET = frozenset({Moment.BETWEEN_PASS_AND_STEP, Moment.IDLE})
 
 KINDS: Mapping[Moment, str] = {
     Moment.CREATE_MODEL: "create_model",
+    Moment.ACCEPTED: "forward_backward",
     Moment.FORWARD_BACKWARD: "forward_backward",
     Moment.BETWEEN_CHUNKS: "forward_backward",
     Moment.SAMPLE: "sample",
@@ -123,6 +126,8 @@ def falls_in(moment: Moment, facts: Facts, known: Collection[Key], manifests: Co
     keys = news(moment, facts, known)
     if moment == Moment.BETWEEN_CHUNKS:
         return len(keys) >= 2 and bool(facts.results[keys[0]]) and not facts.results[keys[-1]]
+    if moment == Moment.ACCEPTED:  # it is offered to the engine at the same time as it is acknowledged
+        return len(keys) == 1 and not facts.tries[keys[0]]
     if len(keys) != 1 or not facts.tries[keys[0]] or facts.results[keys[0]]:
         return False
     stored = f"{keys[0][0]}:{keys[0][1]}" in manifests

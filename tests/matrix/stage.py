@@ -70,7 +70,7 @@ class Stage:
             inside[victim].kill()
             return lambda: _release(pod)
         if victim in BESIDE:
-            self.strike_beside(victim)
+            self.strike_beside(victim, everyone=moment == Moment.ACCEPTED)
             return lambda: _release(pod)
         match victim:
             case Victim.SUPERVISOR:
@@ -95,27 +95,27 @@ class Stage:
                 return lambda: self._thaw(pod)
         raise AssertionError(victim)
 
-    def strike_beside(self, victim: Victim, replica: str | None = None) -> None:
-        """Kill a victim outside of the session's pod: of several replicas the named one, else any."""
+    def strike_beside(self, victim: Victim, replica: str | None = None, *, everyone: bool = False) -> None:
+        """Kill a victim outside of the session's pod: of several replicas the named one, every one, or any."""
         cluster = self.everloop.session.cluster
         if victim in CONTROL_PLANE:
             eventually(lambda: cluster.component(victim), f"{victim} to run").kill()
-        else:
-            self._one_of(victim, replica).kill()
+            return
+        running = eventually(lambda: self._replicas(victim), f"the {victim} to run")
+        for name in sorted(running) if everyone else [replica or self.rng.choice(sorted(running))]:
+            running[name].kill()
 
-    def _one_of(self, component: str, replica: str | None) -> Process:
-        """The first process of a container of the operator or the gateway."""
+    def _replicas(self, component: str) -> dict[str, Process] | None:
+        """By pod, the first process of the operator or of each replica of the gateway that runs; None if none does."""
         session = self.everloop.session
-
-        def running() -> Process | None:
-            selector = f"app.kubernetes.io/component={component}"
-            found = session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
-            name = replica or self.rng.choice(sorted(item["metadata"]["name"] for item in found))
+        selector = f"app.kubernetes.io/component={component}"
+        found = session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
+        running = {}
+        for name in [item["metadata"]["name"] for item in found]:
             pids = session.cluster.container_pids(name, install.RELEASE_NAMESPACE)
-            ticks = start_ticks(pids[0]) if pids else None
-            return None if ticks is None else Process(pids[0], ticks)
-
-        return eventually(running, f"a process of the {component}")
+            if pids and (ticks := start_ticks(pids[0])) is not None:
+                running[name] = Process(pids[0], ticks)
+        return running or None
 
     def _delete(self, pod: Pod) -> None:
         self.everloop.session.tools.kube(

@@ -11,7 +11,7 @@ from tests.matrix.victims import NEW_ATTEMPT, Victim, oddities
 
 MODEL = "s:train:1"
 OPEN = {"t": "open", "n": 3, "attempt": 2}
-IN_ONE = [moment for moment in OF_THE_LOOP if moment not in QUIET | {Moment.BETWEEN_CHUNKS}]
+IN_ONE = [moment for moment in OF_THE_LOOP if moment not in QUIET | {Moment.ACCEPTED, Moment.BETWEEN_CHUNKS}]
 
 
 def _accept(number: int, kind: str) -> dict[str, Any]:
@@ -42,6 +42,15 @@ def test_moment_in_an_operation_lies_between_its_try_and_its_result(moment: Mome
     assert not _falls(moment, accept, _try(1), _result(1), stored=stored)
     assert not _falls(moment, other, _try(1), stored=stored)
     assert not _falls(moment, {**accept, "n": 0}, {**_try(1), "n": 0}, stored=stored), "known before"
+
+
+def test_accepted_is_what_was_not_tried() -> None:
+    """Without an acceptance, or once it was handed to an engine, it is not met."""
+    accept = _accept(1, "forward_backward")
+    assert _falls(Moment.ACCEPTED, accept)
+    assert not _falls(Moment.ACCEPTED)
+    assert not _falls(Moment.ACCEPTED, _accept(1, "optim_step"))
+    assert not _falls(Moment.ACCEPTED, accept, _try(1))
 
 
 @pytest.mark.parametrize("moment", [Moment.BEFORE_MANIFEST, Moment.AFTER_MANIFEST])

@@ -23,7 +23,7 @@ class Victim(StrEnum):
     """Every process of the node stops, and goes on once another pod has taken over."""
     OPERATOR = "operator"
     GATEWAY = "gateway"
-    """One replica."""
+    """One replica; where only the one that carries the call counts, all of them."""
     API_SERVER = "kube-apiserver"
     ETCD = "etcd"
 

@@ -74,6 +74,8 @@ while ask(round=number) != "end":
     ask(at="create_model")
     fresh = create(SEED + number)
     told("create_model", loss=fresh.forward(batch(number, 1, LENGTH), "cross_entropy").result().metrics["loss:sum"])
+    ask(at="accepted")
+    told("accepted", loss=pass_over(model, batch(5 * number, 2, LENGTH)))
     ask(at="forward_backward")
     told("forward_backward", loss=pass_over(model, batch(2 * number, 4, LENGTH)))
     ask(at="between_chunks")
