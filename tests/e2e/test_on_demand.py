@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from demo import install
+from demo.install import Tools
 from demo.loop import Loop, loss_of
 from everloop_gateway.catalogue import session_name
 from everloop_operator.api import names
+from tests.e2e.waiting import eventually
 from tests.e2e.world import CLIENTS, Everloop
 from tests.prepared import client_python, prepared
 
@@ -20,7 +23,7 @@ STEPS = 3
 
 
 def test_a_script_alone_brings_up_its_session_and_trains(everloop: Everloop) -> None:
-    """The SDK's create_lora_training_client waits without an exception for a session that nobody has applied."""
+    """create_lora_training_client waits for a session that nobody has applied; its binding goes with the claim only."""
     tools, directory = everloop.session.tools, everloop.directory
     volume = everloop.session.cluster.shared / "training"
     key = install.make_tenant(tools, NAMESPACE, training=volume, models=prepared().model.parent)
@@ -41,4 +44,17 @@ def test_a_script_alone_brings_up_its_session_and_trains(everloop: Everloop) -> 
     assert (made["metadata"]["name"], made["metadata"]["labels"][names.LABEL_CREATED_BY]) == (name, "gateway")
     assert made["status"]["phase"] == names.PHASE_RUNNING
     assert (volume / NAMESPACE / name / "identity.json").exists()
+    bound = bindings(tools)
+    kinds = {item["metadata"]["labels"][names.LABEL_TYPE] for item in bound}
+    assert kinds == {names.TYPE_BINDING, names.TYPE_LINEAGE}
     tools.kube("-n", NAMESPACE, "delete", "tsess", name)
+    eventually(lambda: tools.get("-n", NAMESPACE, "pods")["items"] == [], "the session's pod collected")
+    assert bindings(tools) == bound
+    tools.kube("-n", NAMESPACE, "delete", "pvc", "training")
+    eventually(lambda: bindings(tools) == [], "the binding collected")
+
+
+def bindings(tools: Tools) -> list[dict[str, Any]]:
+    selector = f"{names.LABEL_TYPE} in ({names.TYPE_BINDING},{names.TYPE_LINEAGE})"
+    found = tools.get("-n", NAMESPACE, "configmaps", "-l", selector)["items"]
+    return sorted(found, key=lambda item: str(item["data"].get("id", "")))
