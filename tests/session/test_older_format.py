@@ -44,5 +44,5 @@ async def test_a_journal_of_a_newer_format_is_refused() -> None:
     disk = older_disk()
     content = disk.files[layout.journal(2)]
     content.written = content.flushed = MAGIC[:-1] + bytes([MAGIC[-1] + 1]) + content.written[len(MAGIC) :]
-    with pytest.raises(JournalDamaged, match=r"journal/00000002.log: format 3 is newer than 2"):
+    with pytest.raises(JournalDamaged, match=r"journal/00000002.log: format 4 is newer than 3"):
         await opened_copy(disk)

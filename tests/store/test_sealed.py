@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import io
+import struct
+import zlib
 
 import pytest
 
@@ -13,7 +15,7 @@ from everloop_trainer.store import layout
 from everloop_trainer.store.epochs import claim
 from everloop_trainer.store.files import AppendFile
 from everloop_trainer.store.opening import OpenedStore, open_store
-from everloop_trainer.store.segments import encode
+from everloop_trainer.store.segments import encode, read_file
 from tests.session.world import TIME, claimant
 from tests.store.crash_files import CrashFiles, Disk
 from tests.store.records import accept
@@ -161,20 +163,65 @@ async def test_a_torn_tail_is_dropped_and_nobody_appends_behind_it() -> None:
     await third.journal.close()
 
 
-async def test_damage_in_sealed_bytes_is_loud() -> None:
-    """One flipped bit in what was sealed stops the next incarnation, which names the file."""
+def flip(disk: Disk, number: int, what: bytes) -> bytes:
+    """One bit of what the journal of an incarnation holds once becomes another; returns what is there then."""
+    content = disk.files[layout.journal(number)]
+    assert content.written.count(what) == 1
+    flipped = what[:-1] + bytes([what[-1] ^ 0x40])
+    content.written = content.flushed = content.written.replace(what, flipped)
+    return flipped
+
+
+async def two_sealed() -> Disk:
+    """A disk with two incarnations, of which the second one has sealed the first."""
     disk = Disk()
     for attempt in (1, 2):
         store = await opened(disk, attempt)
-        await store.journal.append(accept(attempt))[1]
+        for seq in (2 * attempt, 2 * attempt + 1):
+            await store.journal.append(accept(seq), b"body %d" % seq)[1]
         await store.journal.close()
-    content = disk.files[layout.journal(1)]
-    at = random.Random(1).randrange(len(content.flushed))
-    content.written = content.flushed = (
-        content.flushed[:at] + bytes([content.flushed[at] ^ 1]) + content.flushed[at + 1 :]
-    )
-    with pytest.raises(JournalDamaged, match=r"journal/00000001.log: its first \d+ bytes are not those"):
+    return disk
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_damage_to_what_a_record_says_of_itself_is_loud(number: int) -> None:
+    """In sealed bytes or behind them: the next incarnation names file and offset."""
+    disk = await two_sealed()
+    flip(disk, number, b'"n":%d' % (2 * number))
+    with pytest.raises(JournalDamaged, match=rf"journal/0000000{number}.log: damaged at offset \d+.* cannot be told"):
         await opened(disk, 3)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_sealed_bytes_that_are_whole_and_others_are_loud(damaged: bool) -> None:
+    """What is read is not broken, but it is not what was sealed; nor is it where a body was damaged already then."""
+    disk = await two_sealed()
+    if damaged:
+        flip(disk, 2, b"body 4")
+    await (await opened(disk, 3)).journal.close()
+    content = disk.files[layout.journal(2)]
+    *_, last = read_file(io.BytesIO(content.written), len(content.written), "2")
+    payload = content.written[last.offset + 8 : last.end].replace(b"body 5", b"body 9")
+    frame = struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
+    content.written = content.flushed = content.written[: last.offset] + frame
+    with pytest.raises(JournalDamaged, match=r"journal/00000002.log: its first \d+ bytes are not those"):
+        await opened(disk, 4)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_damaged_body_costs_no_record(number: int) -> None:
+    """In sealed bytes or behind them. Neither it nor its mending troubles a later incarnation; other damage does."""
+    disk, every = await two_sealed(), [accept(seq) for seq in (2, 3, 4, 5)]
+    body = flip(disk, number, b"body %d" % (2 * number))
+    for attempt in (3, 4, 5):
+        store = await opened(disk, attempt)
+        assert accepted(store) == every
+        await store.journal.close()
+        if attempt == 4:
+            flip(disk, number, body)
+    flip(disk, number, b'"n":%d' % (2 * number + 1))
+    with pytest.raises(JournalDamaged, match=rf"journal/0000000{number}.log: damaged at offset"):
+        await opened(disk, 6)
 
 
 async def test_a_sealed_journal_that_vanished_is_loud() -> None:

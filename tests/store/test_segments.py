@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import struct
 import time
@@ -11,8 +12,8 @@ import zlib
 import pytest
 
 from everloop_trainer.session.errors import JournalDamaged
-from everloop_trainer.session.records import Record
-from everloop_trainer.store.segments import MAGIC, encode, read_file
+from everloop_trainer.session.records import Record, to_header
+from everloop_trainer.store.segments import MAGIC, OLDER, encode, frame, good_length, read_file
 from tests.store.records import accept
 
 
@@ -25,8 +26,10 @@ def written(count: int, *, flushed_each: bool) -> tuple[bytes, list[int]]:
     return data, offsets
 
 
-def read(data: bytes) -> list[tuple[Record, bytes]]:
-    return [(found.record, found.body) for found in read_file(io.BytesIO(data), len(data), "journal/1.log")]
+def read(data: bytes) -> list[tuple[Record, bytes | None]]:
+    """What a start reads of a file that nobody sealed."""
+    length, _ = good_length(io.BytesIO(data), len(data), "journal/1.log")
+    return [(found.record, found.body) for found in read_file(io.BytesIO(data), length, "journal/1.log")]
 
 
 def test_records_come_back_as_written() -> None:
@@ -43,14 +46,28 @@ def test_a_file_cut_anywhere_yields_its_whole_records() -> None:
         assert len(read(data[:length])) == whole, length
 
 
-@pytest.mark.parametrize("where", ["length", "checksum", "payload"])
-def test_damage_before_a_flushed_record_is_loud(where: str) -> None:
-    """A broken record behind which others were flushed names file and offset."""
+@pytest.mark.parametrize("bit", [0x01, 0x20])
+def test_damage_before_a_flushed_record_costs_a_body_or_is_loud(bit: int) -> None:
+    """Wherever a bit is another: either the record is known and its body is not, or file and offset are named."""
     data, offsets = written(3, flushed_each=True)
-    at = offsets[1] + {"length": 2, "checksum": 5, "payload": 20}[where]
-    broken = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
-    with pytest.raises(JournalDamaged, match=f"journal/1.log: damaged at offset {offsets[1]}"):
-        read(broken)
+    start, end = offsets[1], offsets[2]
+    bodies = 0
+    for at in range(start, end):
+        broken = data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+        if start + 4 <= at < start + 8 or at >= end - len(b"body 1"):  # the checksum of the whole, or the body
+            assert read(broken) == [(accept(0), b"body 0"), (accept(1), None), (accept(2), b"body 2")], at
+            assert good_length(io.BytesIO(broken), len(data), "journal/1.log") == (len(data), ((start, end),))
+            bodies += 1
+        else:
+            with pytest.raises(JournalDamaged, match=f"journal/1.log: damaged at offset {start}"):
+                read(broken)
+    assert bodies == 4 + len(b"body 1")
+
+
+def test_a_torn_body_that_nobody_flushed_is_no_damage() -> None:
+    """Though its header is whole: it was never acknowledged."""
+    data, offsets = written(3, flushed_each=False)
+    assert read(data[: offsets[2] - 3] + bytes(3) + data[offsets[2] :]) == [(accept(0), b"body 0")]
 
 
 def test_a_hole_in_what_was_never_flushed_is_a_torn_tail() -> None:
@@ -91,3 +108,15 @@ def test_a_whole_record_of_an_unknown_type_is_loud() -> None:
     data = MAGIC + struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
     with pytest.raises(JournalDamaged, match=r"journal/1.log: the record at offset 5 makes no sense.*key t"):
         read(data)
+
+
+@pytest.mark.parametrize("start", OLDER)
+def test_a_file_of_an_older_format_is_read_and_its_damage_is_loud(start: bytes) -> None:
+    """Its headers have no checksum of their own."""
+    data = start
+    for seq in range(3):
+        header = json.dumps(to_header(accept(seq)) | {"f": len(data)}, separators=(",", ":")).encode()
+        data += frame(header, b"body %d" % seq)
+    assert read(data) == [(accept(seq), b"body %d" % seq) for seq in range(3)]
+    with pytest.raises(JournalDamaged, match=r"journal/1.log: damaged at offset \d+"):
+        read(data.replace(b"body 1", b"bodY 1"))

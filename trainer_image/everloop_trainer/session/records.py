@@ -21,13 +21,15 @@ STRICT = ConfigDict(extra="forbid")
 class Seal:
     """How much of an older journal file counts for ever: its first `length` bytes, which have this SHA-256.
 
-    `segment` counts the files of one incarnation, from 0.
+    `segment` counts the files of one incarnation, from 0. The hash leaves out the ranges of bytes in `damaged`: there
+    lay records whose bodies were damaged when the file was sealed, and what they had been before, nobody knows.
     """
 
     incarnation: int
     length: int
     sha256: str
     segment: int = 0
+    damaged: tuple[Range, ...] = ()
 
 
 @with_config(STRICT)

@@ -119,6 +119,6 @@ def read_kept(files: Files, path: str, offset: int) -> tuple[Record, bytes]:
     """A single record of a base, and its body. Raises JournalDamaged, OSError."""
     with files.open_read(path) as file:
         found = read_at(file, offset, file.seek(0, 2), path)
-    if found is None:
+    if found is None or found.body is None:
         raise JournalDamaged(f"{path}: the record at offset {offset} is broken")
     return found.record, found.body

@@ -17,7 +17,8 @@ from everloop_trainer.store.sealed import records, seal
 def dump(root: Path) -> Iterator[dict[str, Any]]:
     """Every record that counts, in order, of the session stored under `root`.
 
-    Each is the record's header with `incarnation`, `offset` and `body: {bytes, sha256}` (absent when empty). The
+    Each is the record's header with `incarnation`, `offset` and `body: {bytes, sha256}` (absent when empty), or
+    `body: "damaged"`. The
     journal of the newest incarnation is shown up to its last whole record. A base comes first, as one value that says
     of each stream how many operations and results it holds.
 
@@ -35,7 +36,9 @@ def dump(root: Path) -> Iterator[dict[str, Any]]:
     for found in records(files, lineage):
         shown: dict[str, Any] = {"incarnation": found.position.incarnation, "offset": found.position.offset}
         shown |= to_header(found.record)
-        if found.body:
+        if found.body is None:
+            shown["body"] = "damaged"
+        elif found.body:
             shown["body"] = {"bytes": len(found.body), "sha256": hashlib.sha256(found.body).hexdigest()}
         yield shown
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import structlog
 
 from everloop_trainer.session.errors import JournalDamaged
+from everloop_trainer.session.numbers import Range
 from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Open, Record, Seal
 from everloop_trainer.store import layout
 from everloop_trainer.store.files import COPY_BYTES, Files
 from everloop_trainer.store.layout import Cut
 from everloop_trainer.store.places import Lineage, Place
-from everloop_trainer.store.segments import MAGIC, good_length, read_at, read_file
+from everloop_trainer.store.segments import MAGIC, good_length, read_at, read_file, read_first
 
 EMPTY = hashlib.sha256().hexdigest()
 FIRST = Cut(1, 0)
@@ -25,11 +26,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """One record that counts."""
+    """One record that counts; no body where that is damaged."""
 
     position: Position
     record: Record
-    body: bytes
+    body: bytes | None
 
 
 def seal(files: Files, newest: int, *, claimed: bool = False) -> Lineage:
@@ -38,6 +39,9 @@ def seal(files: Files, newest: int, *, claimed: bool = False) -> Lineage:
     The newest journal file that has an `open` record rules: it says for ever which base counts, and how much of the
     files between that and itself. It has no seal itself yet; its records count up to its torn tail. Files behind it
     never got as far as being opened. The base is named here and checked by whoever reads it.
+
+    A record whose body is damaged and whose header is not still counts: what happened is known, and the one operation
+    that the body belongs to is stopped by whoever reads it.
 
     Raises:
         JournalDamaged: names file and offset, or the seal that does not fit its file.
@@ -50,7 +54,7 @@ def seal(files: Files, newest: int, *, claimed: bool = False) -> Lineage:
     if not _without_gap([first, *(Cut(older.incarnation, older.segment) for older in opened.seals), ruler]):
         raise JournalDamaged(f"{layout.journal(*ruler)}: its seals are not those of the files from {first} to itself")
     for older in opened.seals:
-        _check_seal(files, older)
+        _check_seal(files, older, claimed=claimed)
     unopened = (Seal(number, 0, EMPTY) for number in range(ruler.incarnation + 1, newest + 1))
     return Lineage(opened.base, (*opened.seals, _seal_tail(files, ruler, claimed=claimed), *unopened))
 
@@ -72,15 +76,11 @@ def records(files: Files, lineage: Lineage) -> Iterator[HistoryRecord]:
         path = layout.journal(sealed.incarnation, sealed.segment)
         if sealed.incarnation != incarnation:
             start, incarnation = 0, sealed.incarnation
-        end = len(MAGIC)
         with files.open_read(path) as file:
             for found in read_file(file, sealed.length, path):
-                if end == len(MAGIC) and isinstance(found.record, Open):
+                if found.offset == len(MAGIC) and isinstance(found.record, Open):
                     start = found.record.start
                 yield HistoryRecord(Position(incarnation, start + found.offset), found.record, found.body)
-                end = found.end
-        if end != sealed.length:
-            raise JournalDamaged(f"{path}: damaged at offset {end} of {sealed.length} sealed bytes")
 
 
 def _ruling_file(files: Files, newest: int) -> tuple[Cut, Open] | None:
@@ -91,7 +91,7 @@ def _ruling_file(files: Files, newest: int) -> tuple[Cut, Open] | None:
         path = layout.journal(*here)
         with files.open_read(path) as file:
             size = file.seek(0, 2)
-            first = next(read_file(file, size, path), None)
+            first = read_first(file, size, path)
         if first is None:
             continue
         opened = first.record
@@ -108,27 +108,47 @@ def _seal_tail(files: Files, ruler: Cut, *, claimed: bool) -> Seal:
         if claimed:
             # What is read may be in memory only, left by a process that was killed: count it, but let it not vanish.
             files.sync(path)
-        length = good_length(file, size, path)
+        length, damaged = good_length(file, size, path)
     if claimed and length < size:
         log.warning("torn tail of a journal dropped", journal=path, offset=length, bytes=size - length)
-    return Seal(ruler.incarnation, length, _hash(files, path, length), ruler.segment)
+    if claimed and damaged:
+        _tell_damage(path, damaged)
+    return Seal(ruler.incarnation, length, _hash(files, path, length, damaged), ruler.segment, damaged)
 
 
-def _check_seal(files: Files, sealed: Seal) -> None:
+def _check_seal(files: Files, sealed: Seal, *, claimed: bool) -> None:
+    """Return if a sealed file is what it was, or differs in the bodies of records only."""
     if sealed.length == 0:
         return
     path = layout.journal(sealed.incarnation, sealed.segment)
-    if not files.exists(path) or _hash(files, path, sealed.length) != sealed.sha256:
-        raise JournalDamaged(f"{path}: its first {sealed.length} bytes are not those that were sealed")
-
-
-def _hash(files: Files, path: str, length: int) -> str:
-    digest = hashlib.sha256()
-    left = length
+    if not files.exists(path):
+        raise JournalDamaged(f"{path}: the file was sealed with {sealed.length} bytes and is not there")
+    if _hash(files, path, sealed.length, sealed.damaged) == sealed.sha256:
+        return
     with files.open_read(path) as file:
-        while left and (chunk := file.read(min(COPY_BYTES, left))):
-            digest.update(chunk)
-            left -= len(chunk)
+        places = [(each.offset, each.end) for each in read_file(file, sealed.length, path) if each.body is None]
+    damaged = [place for place in places if place not in sealed.damaged]
+    if not damaged:
+        raise JournalDamaged(f"{path}: its first {sealed.length} bytes are not those that were sealed")
+    if claimed:
+        _tell_damage(path, damaged)
+
+
+def _tell_damage(path: str, damaged: Sequence[Range]) -> None:
+    log.error("bodies of records are damaged", journal=path, offsets=[offset for offset, _ in damaged])
+
+
+def _hash(files: Files, path: str, length: int, left_out: Sequence[Range]) -> str:
+    """The hash of a file's first bytes, without some ranges of them."""
+    digest = hashlib.sha256()
+    starts, ends = [0, *(end for _, end in left_out)], [*(start for start, _ in left_out), length]
+    with files.open_read(path) as file:
+        for start, end in zip(starts, ends, strict=True):
+            file.seek(start)
+            left = end - start
+            while left and (chunk := file.read(min(COPY_BYTES, left))):
+                digest.update(chunk)
+                left -= len(chunk)
     return digest.hexdigest()
 
 
@@ -136,6 +156,6 @@ def read_body(files: Files, place: Place) -> bytes:
     """The body of the record at a place. Raises JournalDamaged, OSError."""
     with files.open_read(place.path) as file:
         found = read_at(file, place.offset, place.limit, place.path)
-    if found is None:
+    if found is None or found.body is None:
         raise JournalDamaged(f"{place.path}: the record at offset {place.offset} is broken")
     return found.body
