@@ -154,10 +154,14 @@ def session_view(resource: dict[str, Any]) -> SessionView:
         incarnation=incarnation,
         model_count=status.get("modelCount") or 0,
         max_models=spec["adapters"]["maxModels"],
-        claim=Claim(spec["storage"]["journal"]["claim"]["claimName"], storage.get("claimUID") or ""),
+        claim=Claim(_journal_claim(metadata["name"], spec["storage"]["journal"]), storage.get("claimUID") or ""),
         lineage=storage.get("lineage") or "",
         missing_claim=missing_claim(status.get("conditions") or []),
     )
+
+
+def _journal_claim(session: str, journal: dict[str, Any]) -> str:
+    return str(journal["claim"]["claimName"]) if "claim" in journal else session + names.JOURNAL_CLAIM_SUFFIX
 
 
 def missing_claim(conditions: Iterable[dict[str, Any]]) -> str:

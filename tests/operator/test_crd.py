@@ -125,7 +125,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"adapters": {"maxModels": 0}}, "spec.adapters.maxModels"),
     ({"storage": None}, "spec.storage"),
     ({"storage": {"journal": {"claim": {"subPath": "../other"}}}}, "spec.storage.journal.claim.subPath"),
-    ({"storage": {"journal": {"claim": None}}}, "spec.storage.journal.claim"),
+    ({"storage": {"journal": {"claim": None}}}, "exactly one of claim and claimTemplate"),
+    ({"storage": {"journal": {"claimTemplate": {"size": "1Gi"}}}}, "exactly one of claim and claimTemplate"),
+    ({"storage": {"journal": {"claim": None, "claimTemplate": {}}}}, "spec.storage.journal.claimTemplate.size"),
+    (
+        {"storage": {"journal": {"claim": None, "claimTemplate": {"size": "1Gi", "accessModes": ["ReadOnlyMany"]}}}},
+        "spec.storage.journal.claimTemplate.accessModes",
+    ),
     ({"snapshots": {"replayBudgetSeconds": 0}}, "spec.snapshots.replayBudgetSeconds"),
     ({"checkpoints": {"everySeconds": -1}}, "spec.checkpoints.everySeconds"),
     ({"checkpoints": {"keepLast": 0}}, "spec.checkpoints.keepLast"),
@@ -170,7 +176,8 @@ def test_defaults_are_filled_in(namespace: Api) -> None:
     spec = namespace.create(PATH, session_body("minimal"))["spec"]
     parsed = TrainingSessionSpec.model_validate(session_body()["spec"])
     expected = parsed.model_dump(mode="json", by_alias=True)
-    # An empty map has no default: absent is the same.
+    # What may be absent is absent, and an empty map has no default.
+    del expected["storage"]["journal"]["claimTemplate"]
     expected["workers"]["resources"] = spec["workers"]["resources"]
     assert spec == expected
 
@@ -203,6 +210,7 @@ def test_mutable_fields(namespace: Api) -> None:
         "adapters": {"maxRank": 8},
         "snapshots": {"replayBudgetSeconds": 5},
         "checkpoints": {"everySeconds": 60, "keepLast": 5},
+        "storage": {"allowNodeLocal": True},
         "recovery": {"infrastructure": {"maxAttempts": 1}},
         "deadlines": {"startupSeconds": 60},
     }

@@ -90,6 +90,15 @@ class OneCluster:
         metadata = {"name": name, "uid": f"uid-{name}-{self.claims_read}"}
         return {"metadata": metadata, "spec": {}, "status": {"phase": "Bound", "accessModes": ["ReadWriteMany"]}}
 
+    async def volume(self, name: str) -> Body:
+        raise Absent(name)
+
+    async def events_of(self, namespace: str, kind: str, name: str) -> Listed:
+        return Listed((), self.version)
+
+    async def create_claim(self, body: Body) -> None:
+        self.written.append(f"claim {body['metadata']['name']}")
+
     async def apply(self, body: Body) -> Body:
         self.written.append(f"apply {body['kind']} {body['metadata']['name']}")
         if body["kind"] == "Pod" and self.broken:

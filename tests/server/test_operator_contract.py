@@ -14,8 +14,9 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 from everloop_operator.cluster.trainer import TrainerClient
-from everloop_operator.core.children import RUN_DIRECTORY, trainer_config
+from everloop_operator.core.children import trainer_config
 from everloop_operator.core.observed import Session
+from everloop_operator.core.volumes import RUN_DIRECTORY
 from everloop_operator.loop.ports import Unanswered
 from everloop_trainer import exitcodes
 from everloop_trainer.config import PORT, read_config

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Literal
 
-from .schema import ApiModel, ObjectName, RelativePath, rules
+from pydantic import ConfigDict, Field
+
+from . import names
+from .schema import ApiModel, ObjectName, Quantity, RelativePath, rules
+
+AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
 
 
 class JournalClaim(ApiModel):
@@ -17,12 +22,49 @@ class JournalClaim(ApiModel):
     )
 
 
-class JournalSpec(ApiModel):
-    """Where journal, snapshots and checkpoints are kept."""
+class JournalClaimTemplate(ApiModel):
+    """A PersistentVolumeClaim that the operator makes, named `<name>-journal`; one that is there already is adopted."""
 
-    claim: JournalClaim = Field(
-        description="A PersistentVolumeClaim. With access mode ReadWriteMany a lost node is replaced without waiting."
+    storage_class_name: Annotated[str, Field(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")] = Field(
+        default="", description="StorageClass that provides the volume; empty means the cluster's default class."
     )
+    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3)] = Field(
+        default=["ReadWriteMany"],
+        description="With ReadWriteMany a lost node is replaced without waiting for its volume to be detached.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    size: Quantity = Field(description="Capacity to ask for, such as `1200Gi`.")
+    when_deleted: Literal["Retain", "Delete"] = Field(
+        default="Retain",
+        description="What becomes of the claim when this object is deleted. A claim that was adopted always stays.",
+    )
+
+
+class JournalSpec(ApiModel):
+    """Where journal, snapshots and checkpoints are kept: a claim that is there, or one that the operator makes."""
+
+    claim: JournalClaim | None = Field(
+        default=None,
+        description="A PersistentVolumeClaim. With access mode ReadWriteMany a lost node is replaced without waiting.",
+    )
+    claim_template: JournalClaimTemplate | None = Field(
+        default=None, description="A PersistentVolumeClaim that the operator makes for this session alone."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.claim) != has(self.claimTemplate)", "exactly one of claim and claimTemplate must be set"),
+        )
+    )
+
+    def claim_name(self, session: str) -> str:
+        """Name of the claim of a session of this name."""
+        return self.claim.claim_name if self.claim else session + names.JOURNAL_CLAIM_SUFFIX
+
+    @property
+    def sub_path(self) -> str:
+        """Directory on the claim."""
+        return self.claim.sub_path if self.claim else ""
 
 
 class StorageSpec(ApiModel):
@@ -31,4 +73,9 @@ class StorageSpec(ApiModel):
     journal: JournalSpec = Field(
         description="Where journal, snapshots and checkpoints are kept. Immutable.",
         json_schema_extra=rules(("self == oldSelf", "spec.storage.journal is immutable")),
+    )
+    allow_node_local: bool = Field(
+        default=False,
+        description="Whether the journal may lie on a volume that only one node has. What is on it is lost with that "
+        "node. A change takes effect at once.",
     )

@@ -48,10 +48,11 @@ class BaseModelStatus(ApiModel):
 class StorageStatus(ApiModel):
     """The storage that the session recovers from."""
 
-    fence_mode: Literal["", "SharedPosix", "Exclusive"] = Field(
+    fence_mode: Literal["", "SharedPosix", "Exclusive", "NodeLocal"] = Field(
         default="",
         description="How a replaced pod is kept from writing: SharedPosix (claim is ReadWriteMany, fenced by the "
-        "journal) or Exclusive (the volume is attached to one node at a time; recovery waits for it).",
+        "journal), Exclusive (the volume is attached to one node at a time; recovery waits for it) or NodeLocal (only "
+        "one node has the volume: what is on it is lost with that node).",
     )
     claim_uid: Identifier = Field(
         default="", alias="claimUID", description="UID of the journal's claim; empty while there is no such claim."

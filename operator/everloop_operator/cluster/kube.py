@@ -86,6 +86,15 @@ class Kube:
         """A PersistentVolumeClaim. Raises Absent."""
         return await self._call("GET", _path(namespace, "persistentvolumeclaims", name))
 
+    async def volume(self, name: str) -> Body:
+        """A PersistentVolume. Raises Absent, Refused."""
+        return await self._call("GET", f"/api/v1/persistentvolumes/{quote(name)}")
+
+    async def events_of(self, namespace: str, kind: str, name: str) -> Listed:
+        """The events of one object."""
+        selector = f"involvedObject.kind={kind},involvedObject.name={name}"
+        return await self._list(_path(namespace, "events"), fieldSelector=selector)
+
     async def _list(self, path: str, **query: str) -> Listed:
         items: list[Body] = []
         parameters: dict[str, Any] = {**query, "limit": PAGE}
@@ -105,6 +114,13 @@ class Kube:
         path = _path(metadata["namespace"], f"{body['kind'].lower()}s", metadata["name"])
         query = {"fieldManager": names.OPERATOR_FIELD_MANAGER, "force": "true"}
         return await self._call("PATCH", path, query=query, body=body, content_type=APPLY)
+
+    async def create_claim(self, body: Body) -> None:
+        """Creates a PersistentVolumeClaim; that there is one of its name already is no error. Raises Refused."""
+        try:
+            await self._call("POST", _path(body["metadata"]["namespace"], "persistentvolumeclaims"), body=body)
+        except Conflict:
+            pass
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, force: bool) -> None:
         """Deletes the pod of this UID; that it is gone or another one already is no error."""

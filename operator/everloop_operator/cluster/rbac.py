@@ -23,9 +23,10 @@ class Rule:
 
 
 CLUSTER_RULES: tuple[Rule, ...] = (
-    Rule("", "events", ("create",), "tell the story of a session"),
+    Rule("", "events", ("create", "list"), "tell the story of a session; say why a claim or a mount does not come"),
     Rule("", "nodes", ("get", "list", "watch"), "see that a node is lost; nodes are never written"),
-    Rule("", "persistentvolumeclaims", ("get",), "say which claim is missing, and how its volume is shared"),
+    Rule("", "persistentvolumeclaims", ("create", "get"), "make a journal's claim; say which one is missing"),
+    Rule("", "persistentvolumes", ("get",), "say how a claim's volume is shared, and what it comes from"),
     Rule("", "pods", ("create", "delete", "get", "list", "patch", "watch"), "session pods, by server-side apply"),
     Rule("", "secrets", ("create", "delete", "patch"), "session tokens; no secret of a tenant is ever read"),
     Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("get", "list", "watch"), "what people want"),

@@ -11,12 +11,9 @@ from typing import Any
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
+from . import volumes
 from .observed import Session
 
-JOURNAL_MOUNT = "/var/lib/everloop"
-MODELS_MOUNT = "/models"
-TOKEN_MOUNT = "/run/secrets/everloop"  # noqa: S105 - a path
-RUN_DIRECTORY = "/run/everloop"
 USER = 1000
 GRACE_SECONDS = 30
 
@@ -39,13 +36,17 @@ def template_hash(spec: TrainingSessionSpec) -> str:
     The installation's own image is not part of it: a new release takes effect with the next attempt, not by a restart
     of every session. Defaults are left out, so that a field which a later version adds changes no hash.
     """
-    inputs = spec.model_dump(mode="json", by_alias=True, exclude={"recovery", "deadlines"}, exclude_defaults=True)
+    inputs = spec.model_dump(
+        mode="json",
+        by_alias=True,
+        exclude={"recovery": True, "deadlines": True, "storage": {"allow_node_local"}},
+        exclude_defaults=True,
+    )
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) -> Body:
     """What the trainer reads from `EVERLOOP_CONFIG`."""
-    path = spec.base_model.source.claim.path
     return {
         "format": 1,
         "namespace": session.namespace,
@@ -55,7 +56,7 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
         "baseModel": {
             "name": spec.base_model.name,
             "revision": spec.base_model.revision,
-            "path": f"{MODELS_MOUNT}/{path}" if path else MODELS_MOUNT,
+            "path": volumes.model_path(spec),
         },
         "engine": {
             "dtype": spec.engine.dtype,
@@ -64,10 +65,10 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
             "deterministic": True,
         },
         "adapters": {"maxModels": spec.adapters.max_models, "maxRank": spec.adapters.max_rank},
-        "storage": {"root": f"{JOURNAL_MOUNT}/{session.namespace}/{session.name}"},
+        "storage": {"root": f"{volumes.JOURNAL_MOUNT}/{session.namespace}/{session.name}"},
         "snapshots": {"replayBudgetSeconds": spec.snapshots.replay_budget_seconds},
         "checkpoints": {"everySeconds": spec.checkpoints.every_seconds, "keepLast": spec.checkpoints.keep_last},
-        "tokenFile": f"{TOKEN_MOUNT}/{names.TOKEN_FIELD}",
+        "tokenFile": f"{volumes.TOKEN_MOUNT}/{names.TOKEN_FIELD}",
     }
 
 
@@ -97,7 +98,7 @@ def pod(
             for key in ("not-ready", "unreachable")
         ],
         "containers": [_container(session, spec, attempt, spec.image or image)],
-        "volumes": _volumes(session, spec, attempt),
+        "volumes": volumes.volumes(session.name, spec, secret_name(session.name, attempt)),
     }
     affinity: Body = {}
     if avoid:
@@ -156,17 +157,13 @@ def _metadata(session: Session, name: str, attempt: int) -> Body:
 
 
 def _container(session: Session, spec: TrainingSessionSpec, attempt: int, image: str) -> Body:
-    journal = spec.storage.journal.claim
     config = json.dumps(trainer_config(session, spec, attempt), sort_keys=True, separators=(",", ":"))
-    journal_mount: Body = {"name": "journal", "mountPath": JOURNAL_MOUNT}
-    if journal.sub_path:
-        journal_mount["subPath"] = journal.sub_path
     return {
         "name": names.TRAINER_CONTAINER,
         "image": image,
         "env": [
             {"name": "EVERLOOP_CONFIG", "value": config},
-            {"name": "EVERLOOP_RUN_DIR", "value": RUN_DIRECTORY},
+            {"name": "EVERLOOP_RUN_DIR", "value": volumes.RUN_DIRECTORY},
             {"name": "TMPDIR", "value": "/tmp"},  # noqa: S108 - a mount of its own
             *(
                 {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
@@ -201,21 +198,5 @@ def _container(session: Session, spec: TrainingSessionSpec, attempt: int, image:
         },
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            journal_mount,
-            {"name": "models", "mountPath": MODELS_MOUNT, "readOnly": True},
-            {"name": "token", "mountPath": TOKEN_MOUNT, "readOnly": True},
-            {"name": "run", "mountPath": RUN_DIRECTORY},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of its own
-        ],
+        "volumeMounts": volumes.mounts(spec),
     }
-
-
-def _volumes(session: Session, spec: TrainingSessionSpec, attempt: int) -> list[Body]:
-    return [
-        {"name": "journal", "persistentVolumeClaim": {"claimName": spec.storage.journal.claim.claim_name}},
-        {"name": "models", "persistentVolumeClaim": {"claimName": spec.base_model.source.claim.claim_name}},
-        {"name": "token", "secret": {"secretName": secret_name(session.name, attempt), "defaultMode": 0o440}},
-        {"name": "run", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
-    ]

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
+from . import claims
+from .aspect import Aspect as Aspect
 from .losses import Loss
 from .node_health import Verdict
 from .observed import Observed, Pod, Refusal, within
@@ -17,15 +19,6 @@ UNREACHABLE_PATIENCE_SECONDS = 10.0
 CRASH_LOOP_RESTARTS = 3
 CRASH_MEMORY_SECONDS = 600.0
 """How long an exit explains why a server does not serve; longer than the longest back-off of a kubelet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aspect:
-    """A condition without its times: `status` is True, False, or None for unknown."""
-
-    status: bool | None
-    reason: str
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +63,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     pod = attempt.pod
     serving = pod is not None and not attempt.lost and _serves(observed, attempt.number, pod)
     pods = _pods(observed, pod, refusal)
-    volumes = _volumes(observed, spec, pod)
+    volumes = claims.judge(observed, spec, pod, _storage_error(observed, pod))
     before = observed.session.status
     recovering = attempt.number > 1 or before.phase in (names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_MOVING)
     deadlines = [] if serving or attempt.lost else _deadlines(observed, spec, pod)
@@ -79,7 +72,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
         times.append(observed.trainer.unreachable_since + _seconds(UNREACHABLE_PATIENCE_SECONDS))
     return Health(
         serving=serving,
-        stalled=None if serving else _stalled(observed, attempt, deadlines, refusal),
+        stalled=None if serving else _stalled(observed, attempt, deadlines, refusal, volumes),
         waiting=_waiting(observed, attempt, (volumes, pods), recovering=recovering),
         pods=pods,
         volumes=volumes,
@@ -140,35 +133,6 @@ def _pods(observed: Observed, pod: Pod | None, refusal: Refusal | None) -> Aspec
     return Aspect(False, names.REASON_POD_NOT_READY, f"pod {pod.name}: {waiting or 'not ready'}")
 
 
-def _volumes(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> Aspect:
-    where = f'in namespace "{observed.session.namespace}"'
-    for field, name in claims(spec).items():
-        if name not in observed.claims:
-            return Aspect(None, names.REASON_UNKNOWN, f'PersistentVolumeClaim "{name}" ({field}) could not be read')
-        claim = observed.claims[name]
-        if claim is None:
-            message = f'PersistentVolumeClaim "{name}" ({field}) does not exist {where}'
-            return Aspect(False, names.REASON_CLAIM_NOT_FOUND, message)
-        if claim.phase == "Lost":
-            message = f'PersistentVolumeClaim "{name}" ({field}) has lost its volume'
-            return Aspect(False, names.REASON_CLAIM_LOST, message)
-        if claim.phase != "Bound":
-            message = f'PersistentVolumeClaim "{name}" ({field}) is not bound to a volume yet'
-            return Aspect(False, names.REASON_CLAIM_NOT_BOUND, message)
-    error = _storage_error(observed, pod)
-    if error:
-        return Aspect(False, names.REASON_STORAGE_ERROR, f"the storage has trouble: {error}")
-    return Aspect(True, names.REASON_AS_EXPECTED, "all claims are bound")
-
-
-def claims(spec: TrainingSessionSpec) -> dict[str, str]:
-    """Field -> name of each claim that the pod mounts."""
-    return {
-        "spec.storage.journal.claim": spec.storage.journal.claim.claim_name,
-        "spec.baseModel.source.claim": spec.base_model.source.claim.claim_name,
-    }
-
-
 def _storage_error(observed: Observed, pod: Pod | None) -> str:
     report, before = observed.trainer.report, observed.session.status.storage
     if report:
@@ -219,12 +183,18 @@ def _exit(pod: Pod) -> str:
 
 
 def _stalled(
-    observed: Observed, attempt: Attempt, deadlines: list[tuple[datetime, Aspect]], refusal: Refusal | None
+    observed: Observed,
+    attempt: Attempt,
+    deadlines: list[tuple[datetime, Aspect]],
+    refusal: Refusal | None,
+    volumes: Aspect,
 ) -> Aspect | None:
     pod, loss = attempt.pod, attempt.loss
     if attempt.exhausted and loss:
         message = f"no attempt is left in spec.recovery.infrastructure; the last cause: {loss.message} ({loss.reason})"
         return Aspect(True, names.REASON_BUDGET_EXHAUSTED, message)
+    if volumes.reason == names.REASON_VOLUME_UNFIT:
+        return Aspect(True, volumes.reason, volumes.message)
     if refusal and not refusal.transient and (pod is None or attempt.lost):
         return Aspect(True, names.REASON_POD_INVALID, f"the pod was refused: {refusal.message}")
     if pod and _crashed(observed, pod):

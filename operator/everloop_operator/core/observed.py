@@ -96,6 +96,17 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Volume:
+    """A PersistentVolume: what it comes from, which decides what may be kept on it."""
+
+    source: str
+    """Its CSI driver, or the key of its kind in the spec of the volume (`nfs`, `hostPath`, `local`)."""
+    node_local: bool = False
+    """Whether only one node has what is on it."""
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A PersistentVolumeClaim."""
 
@@ -103,6 +114,19 @@ class Claim:
     uid: str
     phase: str
     access_modes: frozenset[str]
+    volume_name: str = ""
+    volume: Volume | None = None
+    """None while it is not bound, or where the operator may not read volumes."""
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The newest thing that the cluster has said of an object in an event."""
+
+    reason: str
+    message: str
+    time: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,5 +168,7 @@ class Observed:
     """Node name -> number of session pods on it, over all TrainingSessions."""
     claims: Mapping[str, Claim | None] = field(default_factory=dict)
     """By name; None where there is none of this name. A claim that could not be read is absent."""
+    notices: Mapping[str, Notice] = field(default_factory=dict)
+    """By `<kind>/<name>`: of claims that are not bound, and of a pod whose containers do not start."""
     trainer: Trainer = field(default_factory=Trainer)
     refusal: Refusal | None = None

@@ -11,7 +11,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import BudgetStatus, TrainingSessionStatus
 
-from . import children, events, health, losses, node_health, recoveries, status
+from . import children, claims, events, health, losses, node_health, recoveries, status, volumes
 from .losses import Loss
 from .observed import Observed, Pod, within
 
@@ -56,10 +56,12 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a pass does, in this order: token secret, new pod, deletions, status, events."""
+    """All that a pass does, in this order: token secret, claim, new pod, deletions, status, events."""
 
     token_attempt: int | None = None
     """The attempt whose token secret must exist."""
+    create_claim: Mapping[str, Any] | None = None
+    """The journal's claim, where there is surely none."""
     create_pod: Mapping[str, Any] | None = None
     delete_pods: tuple[PodDeletion, ...] = ()
     stale_tokens: tuple[int, ...] = ()
@@ -120,6 +122,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     )
     return Plan(
         token_attempt=decision.attempt or None,
+        create_claim=volumes.journal_claim(session, spec) if claims.missing(observed, spec) else None,
         create_pod=body,
         delete_pods=deletions,
         stale_tokens=_stale_tokens(observed, decision.attempt),
@@ -145,7 +148,7 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
     )
 
     if current == 0:
-        return _next(observed, 0, None, None, budget)
+        return _next(observed, spec, 0, None, None, budget)
     loss = losses.find(observed, current, pod, limits)
     if loss is None:
         cause = None
@@ -161,12 +164,19 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
         return Decision(current, pod, create=False, loss=cause, exhausted=False, budget=budget)
     if loss.counted and budget.used >= budget.limit:
         return Decision(current, pod, create=False, loss=loss, exhausted=True, budget=budget, lost=True)
-    return _next(observed, current, pod, loss, budget)
+    return _next(observed, spec, current, pod, loss, budget)
 
 
-def _next(observed: Observed, current: int, pod: Pod | None, loss: Loss | None, budget: BudgetStatus) -> Decision:
+def _next(
+    observed: Observed,
+    spec: TrainingSessionSpec,
+    current: int,
+    pod: Pod | None,
+    loss: Loss | None,
+    budget: BudgetStatus,
+) -> Decision:
     refusal = observed.refusal
-    if (
+    if claims.unfit(observed, spec) or (
         refusal
         and refusal.generation == observed.session.generation
         and within(observed.now - refusal.time, REFUSAL_PATIENCE_SECONDS)
@@ -211,7 +221,7 @@ def old_pods(
 
 def force_due(observed: Observed, spec: TrainingSessionSpec, pod: Pod) -> datetime | None:
     """When a pod in deletion may be removed without proof of death; None if never."""
-    if pod.deletion_requested is None or status.fence_mode(observed, spec) != "SharedPosix":
+    if pod.deletion_requested is None or claims.fence_mode(observed, spec) != "SharedPosix":
         return None
     return pod.deletion_requested + timedelta(seconds=spec.recovery.force_delete_after_seconds)
 
@@ -258,6 +268,9 @@ def _requeue_after(
         refill = recoveries.refills_at(spec.recovery.infrastructure, decision.budget)
         if refill:
             times.append(refill)
+    mounting = claims.recheck(observed, pod)
+    if mounting:
+        times.append(mounting)
     if state.volumes.status is not True:
         times.append(observed.now + timedelta(seconds=CLAIM_RECHECK_SECONDS))
     if observed.refusal:

@@ -14,9 +14,14 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
 from .node_rules import NodeRule, signals
-from .observed import Claim, Container, Node, Pod, Session
+from .observed import Claim, Container, Node, Notice, Pod, Session, Volume
 
 Body = Mapping[str, Any]
+
+VOLUME_SOURCES = frozenset(
+    {"csi", "nfs", "hostPath", "local", "cephfs", "rbd", "iscsi", "fc", "flexVolume", "glusterfs"}
+)
+"""Keys of a PersistentVolume's spec of which each says what it comes from."""
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -129,8 +134,45 @@ def claim_of(body: Body) -> Claim:
     """A PersistentVolumeClaim. What the bound volume offers is in its status."""
     status = body.get("status") or {}
     modes = status.get("accessModes") or body["spec"].get("accessModes", ())
-    metadata, phase = body["metadata"], status.get("phase", "Pending")
-    return Claim(name=metadata["name"], uid=metadata["uid"], phase=phase, access_modes=frozenset(modes))
+    metadata = body["metadata"]
+    return Claim(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        phase=status.get("phase", "Pending"),
+        access_modes=frozenset(modes),
+        volume_name=body["spec"].get("volumeName", ""),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def volume_of(body: Body) -> Volume:
+    """A PersistentVolume.
+
+    A `hostPath` that is bound to no node counts as shared if its claim says so: file systems that every node mounts
+    itself are given to pods in this way.
+    """
+    spec = body["spec"]
+    kind = next((key for key in spec if key in VOLUME_SOURCES), "")
+    source = spec.get(kind) or {}
+    terms = (spec.get("nodeAffinity") or {}).get("required", {}).get("nodeSelectorTerms", ())
+    expressions = [expression for term in terms for expression in term.get("matchExpressions", ())]
+    pinned = any(expression["key"] == names.NODE_HOSTNAME_LABEL for expression in expressions)
+    exclusive = "ReadWriteMany" not in spec.get("accessModes", ())
+    return Volume(
+        source=source.get("driver", "") if kind == "csi" else kind,
+        node_local=kind == "local" or pinned or (kind == "hostPath" and exclusive),
+        read_only=source.get("readOnly") is True or "read-only" in spec.get("mountOptions", ()),
+    )
+
+
+def newest_notice(items: Sequence[Body]) -> Notice | None:
+    """The newest of the events of one object."""
+    notices = [
+        Notice(str(item.get("reason", "")), str(item.get("message", ""))[:512], moment)
+        for item in items
+        if (moment := parse_time(item.get("lastTimestamp") or item.get("eventTime")))
+    ]
+    return max(notices, key=lambda notice: notice.time, default=None)
 
 
 def _required_time(text: str) -> datetime:

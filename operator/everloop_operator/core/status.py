@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
@@ -19,7 +19,7 @@ from everloop_operator.api.training_session_status import (
     TrainingSessionStatus,
 )
 
-from . import conditions, recoveries
+from . import claims, conditions, recoveries
 from .health import Aspect, Health, recorded_counts
 from .losses import Loss
 from .observed import Observed, Pod
@@ -28,8 +28,6 @@ from .report import ModelReport, TrainerReport
 
 SECONDS_BETWEEN_WRITES = 15.0
 """Between two writes of one status, unless something changed that somebody waits for."""
-
-FenceMode = Literal["", "SharedPosix", "Exclusive"]
 
 
 def build(
@@ -108,14 +106,6 @@ def invalid(observed: Observed) -> TrainingSessionStatus:
     return before.model_copy(update=update)
 
 
-def fence_mode(observed: Observed, spec: TrainingSessionSpec) -> FenceMode:
-    """How a replaced pod is kept from writing; '' while the journal's claim is not bound."""
-    claim = observed.claims.get(spec.storage.journal.claim.claim_name)
-    if claim is None or claim.phase != "Bound":
-        return ""
-    return "SharedPosix" if "ReadWriteMany" in claim.access_modes else "Exclusive"
-
-
 def pod_status(observed: Observed, pod: Pod | None) -> PodStatus | None:
     """The pod of the current attempt; None until it is seen."""
     if pod is None:
@@ -137,7 +127,7 @@ def _storage(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> 
     # What one claim holds says nothing of another that has taken its name.
     lineage = before.lineage if before and before.claim_uid == claim_uid else ""
     return StorageStatus(
-        fence_mode=fence_mode(observed, spec) or (before.fence_mode if before else ""),
+        fence_mode=claims.fence_mode(observed, spec) or (before.fence_mode if before else ""),
         claim_uid=claim_uid,
         lineage=(report.lineage if report else "") or lineage,
         last_snapshot_time=last or (before.last_snapshot_time if before else None),
@@ -147,7 +137,7 @@ def _storage(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> 
 
 
 def _claim_uid(observed: Observed, spec: TrainingSessionSpec) -> str:
-    name, before = spec.storage.journal.claim.claim_name, observed.session.status.storage
+    name, before = spec.storage.journal.claim_name(observed.session.name), observed.session.status.storage
     if name not in observed.claims:
         return before.claim_uid if before else ""
     claim = observed.claims[name]

@@ -78,6 +78,8 @@ class Executor:
             token = self._token(session.uid, plan.token_attempt)
             await self._cluster.apply(children.token_secret(session, plan.token_attempt, token))
             self._applied[key] = (session.uid, plan.token_attempt)
+        if plan.create_claim is not None:
+            await self._cluster.create_claim(plan.create_claim)
         if plan.create_pod is None:
             return
         pod = await self._cluster.apply(plan.create_pod)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from everloop_operator.core.health import claims
-from everloop_operator.core.observed import Claim, Observed, Refusal, Session
-from everloop_operator.core.projections import claim_of, session_of
+import structlog
+
+from everloop_operator.core import claims
+from everloop_operator.core.observed import Claim, Notice, Observed, Pod, Refusal, Session, Volume
+from everloop_operator.core.projections import claim_of, newest_notice, session_of, volume_of
 
 from .cache import Cache
 from .poller import Poller
-from .ports import Absent, Body, Cluster, ClusterError, Key, Now
+from .ports import Absent, Body, Cluster, ClusterError, Key, Now, Refused
 
 BOUND_SECONDS = 60.0
 """How long a bound claim is believed to be bound."""
 UNBOUND_SECONDS = 5.0
+
+log = structlog.get_logger()
 
 Placement = tuple[str, str] | None
 """UID of the newest pod, and its node."""
@@ -29,6 +35,8 @@ class Observer:
         self._poller = poller
         self._now = now
         self._claims: dict[tuple[Key, str], tuple[datetime, Placement, Claim | None]] = {}
+        self._volumes: dict[str, Volume] = {}
+        self._may_read_volumes = True
 
     async def observe(self, key: Key, body: Body, refusal: Refusal | None) -> Observed:
         """The observation of the TrainingSession that was read as `body`. Raises ClusterError."""
@@ -37,6 +45,7 @@ class Observer:
         cached = self._cache.pods(key)
         own = tuple(item.pod for item in cached if item.owner == session.uid)
         current = max(own, key=lambda pod: pod.attempt, default=None)
+        found = await self._read_claims(key, session, (current.uid, current.node) if current else None)
         return Observed(
             now=self._now(),
             session=session,
@@ -44,7 +53,8 @@ class Observer:
             taken_attempts=frozenset(item.pod.attempt for item in cached if item.owner != session.uid),
             nodes=self._cache.nodes(),
             hosting=self._cache.hosting(),
-            claims=await self._read_claims(key, session, (current.uid, current.node) if current else None),
+            claims=found,
+            notices=await self._read_notices(key, found, current),
             trainer=self._poller.trainer(key, current.uid if current else ""),
             refusal=refusal,
         )
@@ -71,21 +81,55 @@ class Observer:
         if session.spec is None:
             return {}
         found: dict[str, Claim | None] = {}
-        for name in set(claims(session.spec).values()):
+        for name in set(claims.wanted(session.name, session.spec).values()):
             known = self._claims.get((key, name))
             # A claim outlives the pods that are placed with it, but between two of them another may take its name.
             if known and self._now() < known[0] and placement == known[1]:
                 found[name] = known[2]
                 continue
             try:
-                claim: Claim | None = claim_of(await self._cluster.claim(session.namespace, name))
+                claim: Claim | None = await self._read_claim(session.namespace, name)
             except Absent:
                 claim = None
             except ClusterError:
                 # Claims only explain; a decision about attempts must not wait for one.
                 continue
-            bound = claim is not None and claim.phase == "Bound"
-            until = self._now() + timedelta(seconds=BOUND_SECONDS if bound else UNBOUND_SECONDS)
+            settled = claim is not None and claim.phase == "Bound" and not claim.deleting
+            until = self._now() + timedelta(seconds=BOUND_SECONDS if settled else UNBOUND_SECONDS)
             self._claims[key, name] = (until, placement, claim)
             found[name] = claim
         return found
+
+    async def _read_claim(self, namespace: str, name: str) -> Claim:
+        claim = claim_of(await self._cluster.claim(namespace, name))
+        if claim.phase != "Bound" or not claim.volume_name:
+            return claim
+        if claim.volume_name not in self._volumes and self._may_read_volumes:
+            try:
+                self._volumes[claim.volume_name] = volume_of(await self._cluster.volume(claim.volume_name))
+            except Refused as error:
+                # Rights on what belongs to no namespace are optional; asking again would change nothing.
+                self._may_read_volumes = False
+                log.warning("volumes can not be read: how they are shared is taken from the claims", problem=str(error))
+            except ClusterError:
+                return claim
+        return replace(claim, volume=self._volumes.get(claim.volume_name))
+
+    async def _read_notices(
+        self, key: Key, found: Mapping[str, Claim | None], current: Pod | None
+    ) -> dict[str, Notice]:
+        """What the cluster says of claims that are not bound, and of a pod that has no containers yet."""
+        subjects = [
+            ("PersistentVolumeClaim", name) for name, claim in found.items() if claim and claim.phase == "Pending"
+        ]
+        if current and claims.waits_for_volumes(current):
+            subjects.append(("Pod", current.name))
+        notices: dict[str, Notice] = {}
+        for kind, name in subjects:
+            try:
+                notice = newest_notice((await self._cluster.events_of(key.namespace, kind, name)).items)
+            except ClusterError:
+                continue  # as with claims: this only explains
+            if notice:
+                notices[f"{kind}/{name}"] = notice
+        return notices

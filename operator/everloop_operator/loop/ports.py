@@ -83,6 +83,18 @@ class Cluster(Protocol):
         """A PersistentVolumeClaim, read now. Raises Absent."""
         ...
 
+    async def volume(self, name: str) -> Body:
+        """A PersistentVolume, read now. Raises Absent, and Refused where the operator may not read volumes."""
+        ...
+
+    async def events_of(self, namespace: str, kind: str, name: str) -> Listed:
+        """The events of one object."""
+        ...
+
+    async def create_claim(self, body: Body) -> None:
+        """Creates a PersistentVolumeClaim; that there is one of its name already is no error. Raises Refused."""
+        ...
+
     async def apply(self, body: Body) -> Body:
         """Server-side apply; returns the object as it is now. Raises Refused."""
         ...

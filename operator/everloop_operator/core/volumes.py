@@ -1,0 +1,75 @@
+"""The volumes of a session pod: claims and secrets, where they are mounted, and the claim that the operator makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everloop_operator.api import names
+from everloop_operator.api.training_session import TrainingSessionSpec
+
+from .observed import Session
+
+JOURNAL_MOUNT = "/var/lib/everloop"
+MODELS_MOUNT = "/models"
+TOKEN_MOUNT = "/run/secrets/everloop"  # noqa: S105 - a path
+RUN_DIRECTORY = "/run/everloop"
+
+Body = dict[str, Any]
+
+
+def model_path(spec: TrainingSessionSpec) -> str:
+    """The directory of the base model in the trainer container."""
+    path = spec.base_model.source.claim.path
+    return f"{MODELS_MOUNT}/{path}" if path else MODELS_MOUNT
+
+
+def mounts(spec: TrainingSessionSpec) -> list[Body]:
+    """Mounts of the trainer container."""
+    journal: Body = {"name": "journal", "mountPath": JOURNAL_MOUNT}
+    if spec.storage.journal.sub_path:
+        journal["subPath"] = spec.storage.journal.sub_path
+    return [
+        journal,
+        {"name": "models", "mountPath": MODELS_MOUNT, "readOnly": True},
+        {"name": "token", "mountPath": TOKEN_MOUNT, "readOnly": True},
+        {"name": "run", "mountPath": RUN_DIRECTORY},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of its own
+    ]
+
+
+def volumes(session: str, spec: TrainingSessionSpec, token_secret: str) -> list[Body]:
+    """Volumes of the pod."""
+    return [
+        {"name": "journal", "persistentVolumeClaim": {"claimName": spec.storage.journal.claim_name(session)}},
+        {"name": "models", "persistentVolumeClaim": {"claimName": spec.base_model.source.claim.claim_name}},
+        {"name": "token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
+        {"name": "run", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+
+
+def journal_claim(session: Session, spec: TrainingSessionSpec) -> Body | None:
+    """The claim of spec.storage.journal.claimTemplate. Only one that is to go with the session is owned by it."""
+    template = spec.storage.journal.claim_template
+    if template is None:
+        return None
+    metadata: Body = {
+        "name": spec.storage.journal.claim_name(session.name),
+        "namespace": session.namespace,
+        "labels": {
+            "app.kubernetes.io/name": "everloop",
+            "app.kubernetes.io/instance": session.name,
+            names.LABEL_MANAGED_BY: names.MANAGED_BY,
+            names.LABEL_SESSION: session.name,
+        },
+    }
+    if template.when_deleted == "Delete":
+        owner = {"apiVersion": names.API_VERSION, "kind": names.TRAINING_SESSION_KIND}
+        metadata["ownerReferences"] = [{**owner, "name": session.name, "uid": session.uid, "controller": True}]
+    claim: Body = {
+        "accessModes": list(template.access_modes),
+        "resources": {"requests": {"storage": template.size}},
+    }
+    if template.storage_class_name:
+        claim["storageClassName"] = template.storage_class_name
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim}
