@@ -133,7 +133,7 @@ class App:
             entry.name: None for entry in self._cluster.catalogue.entries if entry.creatable_in(principal.namespace)
         }
         for session in self._cluster.sessions.in_namespace(principal.namespace):
-            if not session.deleting:
+            if not session.deleting and not session.stopped:
                 lengths[session.base_model] = session.max_sequence_length
         models = [
             {"model_name": name, "max_context_length": lengths[name], "trainable": True, "sampleable": True}

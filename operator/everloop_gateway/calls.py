@@ -18,13 +18,13 @@ from everloop_gateway.ids import MalformedId, Stream, parse_request_id, parse_st
 from everloop_gateway.intents import Intent, Intents
 from everloop_gateway.keys import Principal
 from everloop_gateway.refusal import Refusal
-from everloop_gateway.routing import Binding, Gone
+from everloop_gateway.routing import Binding, Gone, Stopped
+from everloop_gateway.stopped import GONE, stopped_answer
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream, until_available
 
 PREFIX = "/api/v1"
 WEIGHTS_HEADER = "X-Everloop-Weights"
 BASE_WEIGHTS = "base"
-GONE = 410
 
 log = structlog.get_logger(__name__)
 
@@ -188,6 +188,8 @@ class Calls:
     ) -> Answer:
         call = Call(kind, incoming.path, incoming.body, incoming.content_type, incoming.accept, headers or {})
         answer = await self._upstream.deliver(binding, call, progress)
+        if isinstance(answer, Stopped):
+            return stopped_answer(kind, binding.id, incoming.body, incoming.content_type, answer.detail)
         if isinstance(answer, Gone):
             return error_answer(GONE, answer.detail)
         if kind is not Kind.POLL:

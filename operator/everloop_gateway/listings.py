@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from everloop_gateway import wire
-from everloop_gateway.calls import GONE, PREFIX, Calls
+from everloop_gateway.calls import PREFIX, Calls
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import error_answer, json_answer
 from everloop_gateway.holding import Kind
@@ -18,6 +18,7 @@ from everloop_gateway.ids import MalformedId, parse_stream, parse_tinker_path
 from everloop_gateway.keys import Principal
 from everloop_gateway.refusal import Refusal
 from everloop_gateway.routing import Gone, SessionView
+from everloop_gateway.stopped import GONE
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream
 from everloop_operator.api import names
 

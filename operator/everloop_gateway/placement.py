@@ -36,7 +36,7 @@ def place(
     """Decide where a new model (needs_slot) or a new sampling session goes.
 
     Of several sessions that serve the base model: the one labelled as default, else one that is serving, else one
-    that may yet serve; the oldest of these; none that is full or failed, as long as the catalogue allows another.
+    that may yet serve; the oldest of these; none that is full, failed or stopped while the catalogue allows another.
     It is waited for until its claim is known, which is to own the binding, and for a little while if it
     names a claim that is not there. Raises Unplaceable.
     """
@@ -47,7 +47,7 @@ def place(
     matching = sorted((session for session in living if session.base_model == wanted), key=_preference)
     with_room = [session for session in matching if not (needs_slot and session.full)]
     # A default that failed is not passed over: somebody has said that it is to be this one.
-    best = next((s for s in with_room if s.default or s.phase != names.PHASE_FAILED), None)
+    best = next((s for s in with_room if s.default or not s.over), None)
     template = next((e.template for e in catalogue if e.name == wanted and e.creatable_in(namespace)), None)
     if best is None and template is not None:
         return _another(base_model, wanted, template, present)
@@ -56,7 +56,7 @@ def place(
         best = matching[0]
     if best is None:
         raise Unplaceable(_no_session(base_model, namespace, served, catalogue))
-    if best.phase == names.PHASE_FAILED:
+    if best.over:
         raise Unplaceable(f"base_model {shorten(base_model)!r}: {best.state}")
     if best.missing_claim and best.incarnation is None:
         return Wait(f"{best.title}: {best.missing_claim}", mistaken=True)
@@ -86,14 +86,14 @@ def _another(base_model: str, wanted: str, template: SessionTemplate, present: S
 def _hindrance(holder: SessionView, wanted: str) -> str:
     if holder.base_model != wanted:
         return f"{holder.title} has the name that would be given, and serves {holder.base_model}"
-    if holder.phase == names.PHASE_FAILED:
+    if holder.over:
         return holder.state
     return f"{holder.title} has {holder.model_count} of {holder.max_models} models (spec.adapters.maxModels)"
 
 
-def _preference(session: SessionView) -> tuple[bool, bool, bool, str, str]:
-    failed = session.phase == names.PHASE_FAILED
-    return not session.default, session.phase != names.PHASE_RUNNING, failed, session.created, session.name
+def _preference(session: SessionView) -> tuple[bool, bool, bool, bool, str, str]:
+    running, suspended = session.phase == names.PHASE_RUNNING, session.phase == names.PHASE_SUSPENDED
+    return not session.default, not running, session.over, suspended, session.created, session.name
 
 
 def _no_session(base_model: str, namespace: str, served: set[str], catalogue: Sequence[CatalogueEntry]) -> str:

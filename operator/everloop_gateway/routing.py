@@ -52,6 +52,8 @@ class SessionView:
     """Identifier of what its storage holds; empty until a pod has opened it."""
     missing_claim: str
     """Which claim it names that is not there, in the operator's words; empty if there is none."""
+    stopped: bool
+    """Whether it is, or is about to be, stopped for ever."""
 
     @property
     def title(self) -> str:
@@ -62,6 +64,11 @@ class SessionView:
     def full(self) -> bool:
         """Has it as many models as it may have?"""
         return self.model_count >= self.max_models
+
+    @property
+    def over(self) -> bool:
+        """Will it take no new model, as it is?"""
+        return self.stopped or self.phase == names.PHASE_FAILED
 
     @property
     def state(self) -> str:
@@ -133,6 +140,11 @@ class Gone:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped(Gone):
+    """The same, because its TrainingSession was stopped: what is in its storage is still there."""
+
+
 def session_view(resource: dict[str, Any]) -> SessionView:
     """Read a TrainingSession object of the API, whose shape the CRD's schema has checked."""
     metadata, spec, status = resource["metadata"], resource["spec"], resource.get("status") or {}
@@ -157,6 +169,7 @@ def session_view(resource: dict[str, Any]) -> SessionView:
         claim=Claim(_journal_claim(metadata["name"], spec["storage"]["journal"]), storage.get("claimUID") or ""),
         lineage=storage.get("lineage") or "",
         missing_claim=missing_claim(status.get("conditions") or []),
+        stopped=(status.get("rest") or {}).get("state") == names.PHASE_STOPPED,
     )
 
 
@@ -204,6 +217,8 @@ def find_target(binding: Binding, session: SessionView | None, missing_seconds: 
             f"{binding.id}: {title} was created again on other storage (lineage {session.lineage}) "
             f"than this model's (lineage {binding.lineage})"
         )
+    if session.stopped:
+        return Stopped(f"{binding.id}: {session.state}")
     if session.incarnation is None:
         return Wait(session.state)
     if not session.lineage:

@@ -1,18 +1,19 @@
 """Reading as much of a request body as routing needs, and no more. Pure functions over bytes.
 
-The gateway's image has no protobuf runtime: of a ``ForwardBackwardRequest`` it needs field 1 only.
+The gateway's image has no protobuf runtime: of a ``ForwardBackwardRequest`` it needs two fields only.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MODEL_ID_FIELD = 1
+_MODEL_ID_FIELD, _SEQ_ID_FIELD = 1, 2
 _GREATEST_FIELD = 2**29 - 1
 _MAX_VARINT_BYTES = 10
 
@@ -60,30 +61,44 @@ def protobuf_model_id(body: bytes) -> str:
     what the session pod reads. Raises UndecodableBody.
     """
     model_id = b""
-    position = 0
-    while position < len(body):
-        tag, position = _varint(body, position)
-        field, wire_type = tag >> 3, tag & 7
-        if wire_type == _BYTES:
-            length, position = _varint(body, position)
-            end = position + length
-        elif wire_type == _VARINT:
-            _, end = _varint(body, position)
-        elif wire_type in (_FIXED64, _FIXED32):
-            end = position + (8 if wire_type == _FIXED64 else 4)
-        else:
-            raise UndecodableBody(f"body: not protobuf: wire type {wire_type} at byte {position}")
-        if not 0 < field <= _GREATEST_FIELD or end > len(body):
-            raise UndecodableBody("body: not protobuf: it ends within a field")
-        if field == _MODEL_ID_FIELD and wire_type == _BYTES:
-            model_id = body[position:end]
-        position = end
+    for field, value in _fields(body):
+        if field == _MODEL_ID_FIELD and isinstance(value, slice):
+            model_id = body[value]
     if not model_id:
         raise UndecodableBody("model_id: a non-empty string is required")
     try:
         return model_id.decode()
     except UnicodeDecodeError:
         raise UndecodableBody("model_id: not UTF-8") from None
+
+
+def protobuf_seq_id(body: bytes) -> int:
+    """Field 2 (seq_id, int32) of the same message; 0 where it is absent. Raises UndecodableBody."""
+    numbers = [value for field, value in _fields(body) if field == _SEQ_ID_FIELD and isinstance(value, int)]
+    return numbers[-1] if numbers else 0
+
+
+def _fields(body: bytes) -> Iterator[tuple[int, int | slice | None]]:
+    """Each field of a message with its number, or where its bytes are; None for one of fixed length."""
+    position = 0
+    while position < len(body):
+        tag, position = _varint(body, position)
+        field, wire_type = tag >> 3, tag & 7
+        value: int | slice | None = None
+        if wire_type == _BYTES:
+            length, position = _varint(body, position)
+            end = position + length
+            value = slice(position, end)
+        elif wire_type == _VARINT:
+            value, end = _varint(body, position)
+        elif wire_type in (_FIXED64, _FIXED32):
+            end = position + (8 if wire_type == _FIXED64 else 4)
+        else:
+            raise UndecodableBody(f"body: not protobuf: wire type {wire_type} at byte {position}")
+        if not 0 < field <= _GREATEST_FIELD or end > len(body):
+            raise UndecodableBody("body: not protobuf: it ends within a field")
+        yield field, value
+        position = end
 
 
 def _varint(body: bytes, position: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import tinker
 from tinker import types
@@ -39,6 +40,33 @@ def train(base_model: str) -> None:
         update = client.optim_step(ADAM)
         say("step", loss=forward.result().metrics["loss:sum"], metrics=update.result().metrics)
     say("saved", path=client.save_state("saved").result().path)
+
+
+def outcome(future: Any) -> str:
+    """How a call ends: "done", or the SDK's own exception."""
+    try:
+        future.result()
+    except tinker.TinkerError as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def outcomes(base_model: str) -> None:
+    """For each line of input a step in three chunks, a save and a sample, and how each of them ends."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(base_model, rank=8).result()
+    sampler = service.create_sampling_client(base_model=base_model)
+    say("created", model_id=client.get_info().model_id)
+    for line in sys.stdin:
+        if line.strip() == "end":
+            break
+        forward, update = client.forward_backward([DATUM] * 300, "cross_entropy"), client.optim_step(ADAM)
+        saved = client.save_state("saved")
+        say("sent")
+        params = types.SamplingParams(max_tokens=1)
+        sampled = sampler.sample(types.ModelInput.from_ints([1, 2, 3]), num_samples=1, sampling_params=params)
+        calls = {"forward": forward, "update": update, "save": saved, "sample": sampled}
+        say("ended", **{name: outcome(future) for name, future in calls.items()})
 
 
 def sample(base_model: str) -> None:
@@ -94,9 +122,8 @@ def models(base_model: str) -> None:
 
 if __name__ == "__main__":
     try:
-        {"train": train, "sample": sample, "models": models, "resume": resume, "listing": listing}[sys.argv[1]](
-            sys.argv[2]
-        )
+        scenarios = {"train": train, "sample": sample, "models": models, "resume": resume, "listing": listing}
+        {**scenarios, "outcomes": outcomes}[sys.argv[1]](sys.argv[2])
     except Exception as error:
         say("error", type=type(error).__name__, message=str(error))
         raise

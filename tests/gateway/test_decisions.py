@@ -16,6 +16,7 @@ from everloop_gateway.routing import (
     Incarnation,
     SessionView,
     Settle,
+    Stopped,
     Target,
     Wait,
     find_target,
@@ -42,6 +43,9 @@ BINDING = Binding("id", "team", "a", "uid-a", "org/small", None, "key", VIEW.cla
         ),
         (replace(VIEW, uid="uid-new", lineage="lineage-b"), 0, Gone),
         (replace(VIEW, uid="uid-new", lineage="lineage-b", incarnation=None), 0, Gone),
+        (replace(VIEW, stopped=True), 0, Stopped),
+        (replace(VIEW, stopped=True, incarnation=None), 0, Stopped),
+        (replace(VIEW, stopped=True, uid="uid-new", lineage="lineage-b"), 0, Gone),
         (None, 29, Wait),
         (None, 30, Gone),
     ],
@@ -50,6 +54,7 @@ def test_where_a_bound_call_goes(session: SessionView | None, missing: float, fo
     """The newest incarnation, a wait with its reason, or an end; a re-created session only with the same base model."""
     result = find_target(BINDING, session, missing)
     assert result == found if isinstance(found, Target) else isinstance(result, found)
+    assert not isinstance(result, Stopped) or found is Stopped
     if isinstance(result, Wait) and session is not None:
         assert result.reason == "TrainingSession team/a is Recovering: node b lost"
 

@@ -77,6 +77,7 @@ def test_the_model_id_of_a_real_protobuf_body_is_found(model_id: str, seq_id: in
     for _ in range(datums):
         message.data.add().model_input.add().encoded_text.tokens = b"\1\0\0\0"
     body = message.SerializeToString()
+    assert wire.protobuf_seq_id(body) == seq_id
     if model_id:
         assert wire.protobuf_model_id(body) == model_id
     else:

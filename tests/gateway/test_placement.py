@@ -56,6 +56,9 @@ def catalogue(**changes: Any) -> tuple[CatalogueEntry, ...]:
         ([view("a", model_count=16), view("b", created="2031")], "b"),
         ([view("a", model_count=16, default=True), view("b", created="2031")], "b"),
         ([view("a", model_count=16), view("b", created="2031", phase="Recovering")], "b"),
+        ([view("a", phase="Stopped", stopped=True), view("b", created="2031", phase="Pending")], "b"),
+        ([view("a", phase="Suspended"), view("b", created="2031", phase="Pending")], "b"),
+        ([view("a", phase="Suspended")], "a"),
     ],
 )
 @pytest.mark.parametrize("entries", [CATALOGUE, catalogue()])
@@ -73,6 +76,18 @@ def test_a_served_name_is_stronger_than_an_alias() -> None:
     """A session may serve a model whose name is another's alias."""
     sessions = [view("a"), view("b", base_model="small")]
     assert place("small", "team", sessions, CATALOGUE, needs_slot=True) == sessions[1]
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_a_stopped_session_takes_no_model(default: bool) -> None:
+    """Whoever asks for its base model is told that it was stopped, or gets another one from the catalogue."""
+    stopped = view(FIRST, phase="Stopped", stopped=True, explanation="spec.stop is true", default=default)
+    with pytest.raises(Unplaceable, match=f"{FIRST} is Stopped: spec.stop is true"):
+        place("org/small", "team", [stopped], CATALOGUE, needs_slot=True)
+    if not default:
+        assert place("org/small", "team", [stopped], catalogue(limit=2), needs_slot=True) == Create(
+            SECOND, "org/small", template(limit=2)
+        )
 
 
 def test_a_sampling_session_takes_no_room() -> None:

@@ -23,4 +23,5 @@ VIEW = SessionView(
     claim=Claim("journal", "uid-claim"),
     lineage="lineage-a",
     missing_claim="",
+    stopped=False,
 )

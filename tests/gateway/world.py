@@ -297,19 +297,23 @@ class Tenant:
         self.cluster.api.call("PATCH", path, {"status": status}, "application/merge-patch+json")
 
     def recovering(self, message: str) -> None:
+        self.without_pod(names.PHASE_RECOVERING, names.REASON_RECOVERING, message)
+
+    def without_pod(self, phase: str, reason: str, message: str, **status: Any) -> None:
+        """What the operator says of a session that does not serve."""
         condition = {
             "type": names.CONDITION_SERVING,
             "status": "False",
-            "reason": names.REASON_RECOVERING,
+            "reason": reason,
             "message": message,
             "lastTransitionTime": "2030-01-01T00:00:00Z",
         }
-        self.set_status(phase=names.PHASE_RECOVERING, conditions=[condition], pod=None)
+        self.set_status(phase=phase, conditions=[condition], pod=None, **status)
 
     def serve(self, pod: PodProcess, **status: Any) -> None:
         """What the operator does once a pod of a new attempt runs, and has opened the storage."""
         place = {"name": f"{self.session}-a{self.attempt}-0", "uid": pod.uid, "ip": pod.ip}
-        running = {"phase": names.PHASE_RUNNING, "conditions": [], "attempt": pod.attempt, "pod": place}
+        running = {"phase": names.PHASE_RUNNING, "conditions": [], "attempt": pod.attempt, "pod": place, "rest": None}
         self.set_status(**running, storage=self.storage(self.lineage), **status)
 
     def storage(self, lineage: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everloop_operator.api.training_session_status import Condition, TrainingSessionStatus
+from everloop_operator.api.training_session_status import Condition, Recovery, TrainingSessionStatus
 from everloop_operator.core.conditions import update
 from everloop_operator.core.health import Aspect
 from everloop_operator.core.observed import Claim, Container, Observed, Trainer
@@ -32,7 +32,8 @@ from tests.operator.builders import (
 )
 
 FIRST = TrainingSessionStatus(attempt=1)
-SECOND = TrainingSessionStatus(attempt=2)
+OPENED = Recovery(id="a2", attempt=2, reason="NodeLost", node="node-b", time=text(ago(5)))
+SECOND = TrainingSessionStatus(attempt=2, recoveries=[OPENED])
 MISMATCH = Container(exit_code=65, exit_message="StorageMismatch", finished=ago(9))
 STARTING = observed(session=session(FIRST), pods=(pod(ready=False),), trainer=Trainer(report=report(1, "Starting")))
 

@@ -71,6 +71,7 @@ FENCED = Container(
     exit_code=64, exit_message="Fenced: attempt 1 of pod x is superseded by incarnation 9: attempt 6 of y"
 )
 
+BUSY = Trainer(report=report(1, "Recovering"))
 LOSSES: list[tuple[str, dict[str, Any], str, bool]] = [
     ("node unknown", {"nodes": {"node-a": lost()}}, "NodeLost", True),
     ("node gone", {"nodes": {}}, "NodeGone", True),
@@ -90,7 +91,7 @@ LOSSES: list[tuple[str, dict[str, Any], str, bool]] = [
     ("pod deleted", {"pods": (pod(deletion_requested=ago(1)),)}, "PodDeleted", False),
     ("pod preempted", {"pods": (pod(disruption="PreemptionByScheduler"),)}, "PodDeleted", False),
     ("pod fenced", {"pods": (pod(container=FENCED),)}, "PodFailed", True),
-    ("spec changed", {"pods": (pod(template_hash="other"),)}, "SpecChanged", False),
+    ("spec changed", {"pods": (pod(template_hash="other"),), "trainer": BUSY}, "SpecChanged", False),
 ]
 
 

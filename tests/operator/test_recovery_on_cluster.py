@@ -153,11 +153,11 @@ def test_engine_recoveries_are_taken_over_from_the_trainer(world: World) -> None
 
 
 def test_change_of_resources_starts_a_new_attempt(world: World) -> None:
-    """The pod is rebuilt from the changed spec; a change of the recovery rules touches nothing."""
+    """Behind snapshots the pod is rebuilt from the changed spec; a change of the recovery rules touches nothing."""
     world.claims()
     node = world.node("a")
     world.create_session()
-    world.run_pod("tuned-a1-0", node)
+    trainer = world.run_pod("tuned-a1-0", node)
     world.wait_phase("Running")
     path = f"{world.sessions_path}/tuned"
     generation = world.api.merge(path, {"spec": {"recovery": {"avoidSeconds": 60}}})["metadata"]["generation"]
@@ -166,6 +166,7 @@ def test_change_of_resources_starts_a_new_attempt(world: World) -> None:
     world.api.merge(path, {"spec": {"workers": {"resources": {"requests": {"cpu": "250m"}}}}})
     pod = world.wait_pod("tuned-a2-0")
     assert pod["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "250m"}
+    assert trainer.snapshots == [f"spec-{pod['metadata']['annotations'][names.ANNOTATION_TEMPLATE_HASH]}"]
     assert world.wait_phase("Recovering")["recoveries"][-1]["reason"] == "SpecChanged"
 
 

@@ -102,12 +102,13 @@ class Api:
 
 
 class FakeTrainer:
-    """The server of one session pod: answers `GET /status` on a loopback address of its own."""
+    """The server of one session pod, on a loopback address of its own: its report, and requests for snapshots."""
 
     def __init__(self, ip: str, token: str, report: dict[str, Any]) -> None:
         trainer = self
         self.report = report
         self.asked = 0
+        self.snapshots: list[str] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -120,6 +121,18 @@ class FakeTrainer:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                if self.path != "/snapshot" or self.headers.get("Authorization") != f"Bearer {token}":
+                    self.send_error(401)
+                    return
+                name = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["id"]
+                if name not in trainer.snapshots:
+                    trainer.snapshots.append(name)
+                trainer.report = {**trainer.report, "snapshotRequest": {"id": name, "pending": 0}}
+                self.send_response(202)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
             def log_message(self, *_: Any) -> None:
                 pass

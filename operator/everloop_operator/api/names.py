@@ -76,8 +76,23 @@ PHASE_STARTING = "Starting"
 PHASE_RUNNING = "Running"
 PHASE_RECOVERING = "Recovering"
 PHASE_MOVING = "Moving"
+PHASE_STOPPING = "Stopping"
+PHASE_SUSPENDED = "Suspended"
+PHASE_IDLE = "Idle"
+PHASE_STOPPED = "Stopped"
 PHASE_FAILED = "Failed"
-PHASES = (PHASE_PENDING, PHASE_STARTING, PHASE_RUNNING, PHASE_RECOVERING, PHASE_MOVING, PHASE_FAILED)
+PHASES = (
+    PHASE_PENDING,
+    PHASE_STARTING,
+    PHASE_RUNNING,
+    PHASE_RECOVERING,
+    PHASE_MOVING,
+    PHASE_STOPPING,
+    PHASE_SUSPENDED,
+    PHASE_IDLE,
+    PHASE_STOPPED,
+    PHASE_FAILED,
+)
 
 # --- condition types ------------------------------------------------------------------------------------------------
 
@@ -131,6 +146,10 @@ REASON_NODE_AVOIDED = "NodeAvoided"
 REASON_BUDGET_EXHAUSTED = "BudgetExhausted"
 REASON_STARTUP_DEADLINE = "StartupDeadlineExceeded"
 REASON_UNSCHEDULABLE_DEADLINE = "UnschedulableDeadlineExceeded"
+REASON_SUSPENDED = "Suspended"
+REASON_IDLE = "Idle"
+REASON_STOPPED = "Stopped"
+REASON_STOPPING = "Stopping"
 REASON_INVALID_SPEC = "InvalidSpec"
 REASON_POD_INVALID = "PodInvalid"
 
@@ -156,6 +175,11 @@ EVENT_MOVE_HELD_BACK = "MoveHeldBack"
 EVENT_POD_LOST = "PodLost"
 EVENT_NEW_ATTEMPT = "NewAttempt"
 EVENT_SERVING = "Serving"
+EVENT_STOPPING = "Stopping"
+EVENT_SUSPENDED = "Suspended"
+EVENT_IDLE = "Idle"
+EVENT_STOPPED = "Stopped"
+EVENT_RESUMED = "Resumed"
 EVENT_RECOVERED = "Recovered"
 EVENT_ENGINE_RECOVERED = "EngineRecovered"
 EVENT_SERVER_RECOVERED = "ServerRecovered"

@@ -171,6 +171,16 @@ class TrainingSessionSpec(ApiModel):
     deadlines: DeadlinesSpec = Field(
         default=DeadlinesSpec(), description="After which time waiting is reported as failure."
     )
+    suspend: bool = Field(
+        default=False,
+        description="True: the models are snapshotted and the pod is removed, which frees its GPUs; calls wait until "
+        "it is false again, and then everything goes on. Calls never end a suspension. Takes effect at once.",
+    )
+    stop: bool = Field(
+        default=False,
+        description="True: as `suspend`, for ever. Calls fail; what is in storage stays. Cannot be taken back.",
+        json_schema_extra=rules(("self || !oldSelf", "spec.stop cannot be taken back")),
+    )
 
 
 class TrainingSession(ApiModel):

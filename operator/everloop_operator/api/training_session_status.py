@@ -137,19 +137,48 @@ class Recovery(ApiModel):
     time: Time = Field(description="When it was detected.")
 
 
+class RestStatus(ApiModel):
+    """Why the session has no pod, on purpose."""
+
+    state: Literal["Suspended", "Stopped"] = Field(description="The phase once every pod is gone.")
+    since: Time = Field(description="When its pods were told to go.")
+
+
+class LeavingStatus(ApiModel):
+    """Snapshots that are being written because the pod will be removed in good order."""
+
+    request: Annotated[str, Field(max_length=253)] = Field(description="Name of the request to the trainer.")
+    since: Time = Field(description="When they were asked for.")
+
+
 class TrainingSessionStatus(ApiModel):
     """What the session is."""
 
     observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
-    phase: Literal["", "Pending", "Starting", "Running", "Recovering", "Moving", "Failed"] = Field(
+    phase: Literal[
+        "",
+        "Pending",
+        "Starting",
+        "Running",
+        "Recovering",
+        "Moving",
+        "Stopping",
+        "Suspended",
+        "Stopped",
+        "Failed",
+    ] = Field(
         default="",
         description="The conditions in one word: Pending (no node yet), Starting, Running (serves), Recovering "
-        "(between a loss and serving again), Moving (the same after leaving a node in good order), Failed (see "
-        "condition Stalled).",
+        "(between a loss and serving again), Moving (the same after leaving a node in good order), Stopping (its pod "
+        "is going, on purpose), Suspended, Stopped, Failed (see condition Stalled).",
     )
     attempt: Count = Field(default=0, description="Number of the current attempt; each has a pod of its own.")
     endpoint: Text = Field(default="", description="Where clients reach the session: the gateway.")
     pod: PodStatus | None = Field(default=None, description="The pod of the current attempt.")
+    leaving: LeavingStatus | None = Field(
+        default=None, description="Snapshots that are being written because the pod will be removed in good order."
+    )
+    rest: RestStatus | None = Field(default=None, description="Why the session has no pod, on purpose.")
     base_model: BaseModelStatus | None = Field(default=None, description="The base model as it was loaded.")
     storage: StorageStatus | None = Field(default=None, description="The storage that the session recovers from.")
     model_count: Count = Field(default=0, description="Number of models.")

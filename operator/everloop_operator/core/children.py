@@ -16,6 +16,8 @@ from .observed import Session
 
 USER = 1000
 GRACE_SECONDS = 30
+LIVE = ("deadlines", "recovery", "stop", "suspend")
+"""Fields of the spec that take effect at once, without a new attempt."""
 
 Body = dict[str, Any]
 
@@ -36,12 +38,9 @@ def template_hash(spec: TrainingSessionSpec) -> str:
     The installation's own image is not part of it: a new release takes effect with the next attempt, not by a restart
     of every session. Defaults are left out, so that a field which a later version adds changes no hash.
     """
-    inputs = spec.model_dump(
-        mode="json",
-        by_alias=True,
-        exclude={"recovery": True, "deadlines": True, "storage": {"allow_node_local"}},
-        exclude_defaults=True,
-    )
+    live: dict[str, Any] = dict.fromkeys(LIVE, True)
+    excluded = live | {"storage": {"allow_node_local"}}
+    inputs = spec.model_dump(mode="json", by_alias=True, exclude=excluded, exclude_defaults=True)
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,8 @@ MAX_MESSAGE = 1024
 
 def phase(health: Health, *, scheduled: bool) -> str:
     """The table of phases: each is one combination of Ready, Reconciling, Stalled and Serving."""
+    if health.resting:
+        return health.resting.phase if health.resting.settled else names.PHASE_STOPPING
     if health.stalled:
         return names.PHASE_FAILED
     if health.serving:
@@ -29,7 +31,12 @@ def phase(health: Health, *, scheduled: bool) -> str:
 
 def aspects(health: Health, serving_message: str) -> dict[str, Aspect]:
     """The judgement as conditions, without their times."""
-    if health.stalled:
+    if health.resting and health.resting.settled:
+        ready = Aspect(True, health.resting.phase, health.resting.why)
+        reconciling = Aspect(False, names.REASON_AS_EXPECTED)
+        stalled = Aspect(False, names.REASON_AS_EXPECTED)
+        serving = Aspect(False, health.resting.phase, health.resting.why)
+    elif health.stalled:
         ready = Aspect(False, health.stalled.reason, health.stalled.message)
         reconciling = Aspect(False, health.stalled.reason, "nothing is being done; see condition Stalled")
         stalled = health.stalled

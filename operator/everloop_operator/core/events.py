@@ -9,7 +9,7 @@ from typing import Any, Literal
 from everloop_operator.api import names
 from everloop_operator.api.training_session_status import Recovery, TrainingSessionStatus
 
-from . import recoveries
+from . import lifecycle, recoveries
 from .losses import Loss
 from .observed import Observed
 
@@ -54,6 +54,13 @@ def tell(
         if loss.reason in (names.RECOVERY_SPEC_CHANGED, names.RECOVERY_AVOIDANCE_LIFTED):
             message += f": {loss.message}"
         events.append(Event("Normal", names.EVENT_NEW_ATTEMPT, message, f"{attempt}"))
+    if before.rest and desired.rest is None:
+        message = f"attempt {attempt} goes on after {before.rest.state}"
+        events.append(Event("Normal", names.EVENT_RESUMED, message, f"{attempt}"))
+    if desired.rest and desired.phase in lifecycle.EVENTS and desired.phase != before.phase:
+        ready = _condition(desired, names.CONDITION_READY)
+        key = f"{attempt}-{desired.rest.since}"
+        events.append(Event("Normal", lifecycle.EVENTS[desired.phase], ready.message, key))
     if created:
         message = f"created pod {created['metadata']['name']}"
         if avoid:

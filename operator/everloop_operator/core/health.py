@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
+from everloop_operator.api.training_session_status import Recovery
 
 from . import claims
 from .aspect import Aspect as Aspect
@@ -19,6 +20,17 @@ UNREACHABLE_PATIENCE_SECONDS = 10.0
 CRASH_LOOP_RESTARTS = 3
 CRASH_MEMORY_SECONDS = 600.0
 """How long an exit explains why a server does not serve; longer than the longest back-off of a kubelet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """A session that is to have no pod."""
+
+    phase: str
+    """The phase that it comes to once every pod is gone."""
+    why: str
+    settled: bool
+    """Whether every pod is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,7 @@ class Health:
     """Whether it has left its node in good order, and does not serve on another yet."""
     deadlines: tuple[datetime, ...]
     """When time alone may change the judgement."""
+    resting: Resting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +74,12 @@ class Attempt:
 def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, refusal: Refusal | None) -> Health:
     """Judges the current attempt; `refusal` is why there is no next pod, if that was to be made."""
     pod = attempt.pod
-    serving = pod is not None and not attempt.lost and _serves(observed, attempt.number, pod)
+    serving = pod is not None and not attempt.lost and serves(observed, attempt.number, pod)
     pods = _pods(observed, pod, refusal)
     volumes = claims.judge(observed, spec, pod, _storage_error(observed, pod))
     before = observed.session.status
-    recovering = attempt.number > 1 or before.phase in (names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_MOVING)
+    served = (names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_MOVING)
+    recovering = attempt.loss is not None or _opened(observed, attempt) is not None or before.phase in served
     deadlines = [] if serving or attempt.lost else _deadlines(observed, spec, pod)
     times = [time for time, _ in deadlines]
     if pod and observed.trainer.unreachable_since:
@@ -84,13 +98,36 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     )
 
 
+def at_rest(observed: Observed, spec: TrainingSessionSpec, resting: Resting) -> Health:
+    """Judges a session that is to have no pod."""
+    absent = Aspect(False, resting.phase, resting.why)
+    return Health(
+        serving=False,
+        stalled=None,
+        waiting=Aspect(False, names.REASON_STOPPING, f"the pod is being removed: {resting.why}"),
+        pods=absent,
+        volumes=claims.judge(observed, spec, None, ""),
+        base_model=absent,
+        nodes=Aspect(None, resting.phase, "no pod, no node"),
+        recovering=False,
+        moving=False,
+        deadlines=(),
+        resting=resting,
+    )
+
+
+def _opened(observed: Observed, attempt: Attempt) -> Recovery | None:
+    return next((r for r in observed.session.status.recoveries if r.id == f"a{attempt.number}"), None)
+
+
 def _moving(observed: Observed, attempt: Attempt) -> bool:
-    opened = next((r for r in observed.session.status.recoveries if r.id == f"a{attempt.number}"), None)
+    opened = _opened(observed, attempt)
     reason = attempt.loss.reason if attempt.loss else (opened.reason if opened else "")
     return reason == names.RECOVERY_NODE_HEALTH
 
 
-def _serves(observed: Observed, attempt: int, pod: Pod) -> bool:
+def serves(observed: Observed, attempt: int, pod: Pod) -> bool:
+    """Whether the pod of this attempt serves, by what its trainer said last."""
     trainer, before = observed.trainer, observed.session.status
     patient = trainer.unreachable_since is None or (
         within(observed.now - trainer.unreachable_since, UNREACHABLE_PATIENCE_SECONDS)
@@ -229,7 +266,7 @@ def _deadlines(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -
 def _waiting(observed: Observed, attempt: Attempt, blockers: tuple[Aspect, Aspect], *, recovering: bool) -> Aspect:
     reason = names.REASON_RECOVERING if recovering else names.REASON_STARTING
     story, pod = f"attempt {attempt.number}", attempt.pod
-    opened = next((r for r in observed.session.status.recoveries if r.id == f"a{attempt.number}"), None)
+    opened = _opened(observed, attempt)
     if attempt.loss and not attempt.lost:
         return Aspect(False, reason, f"{story} takes over: {attempt.loss.message}")
     if attempt.loss:

@@ -9,9 +9,10 @@ from typing import Any
 
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
-from everloop_operator.api.training_session_status import BudgetStatus, TrainingSessionStatus
+from everloop_operator.api.training_session_status import BudgetStatus, LeavingStatus, TrainingSessionStatus
 
-from . import children, claims, events, health, losses, node_health, recoveries, status, volumes
+from . import children, claims, events, health, lifecycle, losses, node_health, recoveries, status, volumes
+from .lifecycle import Rest
 from .losses import Loss
 from .observed import Observed, Pod, within
 
@@ -50,7 +51,7 @@ class Poll:
     attempt: int
     every_seconds: float
     snapshot: str = ""
-    """Name of the request to write snapshots of all models, because the pod will have to leave its node; '' for none.
+    """Name of the request to write snapshots of all models, because the pod will be removed; '' for none.
     A request of the same name is one request, however often it is made."""
 
 
@@ -92,6 +93,10 @@ class Decision:
     """Whether this attempt is over, but can't be replaced now."""
     retry_at: datetime | None = None
     """When it may be replaced, if only time is in the way."""
+    leaving: LeavingStatus | None = None
+    """Snapshots that are written before the pod may be removed in good order."""
+    rest: Rest | None = None
+    """Why there is to be no pod, once none has to stay any longer."""
 
 
 def plan(observed: Observed, settings: Settings) -> Plan:
@@ -110,25 +115,32 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         body = children.pod(session, spec, decision.attempt, image=settings.image, avoid=avoid, shun=shunned)
     deletions, forced = old_pods(observed, spec, decision)
     verdict = node_health.judge(observed, decision.pod, settings.fleet_cap)
-    state = health.assess(
-        observed,
-        spec,
-        health.Attempt(decision.attempt, decision.pod, decision.loss, decision.lost, decision.exhausted, verdict),
-        refusal=None if decision.create else observed.refusal,
-    )
+    if decision.rest:
+        resting = health.Resting(decision.rest.state, decision.rest.why, settled=not observed.pods)
+        state = health.at_rest(observed, spec, resting)
+    else:
+        state = health.assess(
+            observed,
+            spec,
+            health.Attempt(decision.attempt, decision.pod, decision.loss, decision.lost, decision.exhausted, verdict),
+            refusal=None if decision.create else observed.refusal,
+        )
     desired = status.build(observed, spec, decision.attempt, decision.pod, decision.budget, state, settings.endpoint)
+    kept = lifecycle.record(observed, decision.rest, resumed=decision.attempt > session.status.attempt)
+    desired = desired.model_copy(update={"leaving": decision.leaving, "rest": kept})
     desired, merged = status.with_recoveries(
         observed, desired, decision.pod, decision.loss if decision.attempt > session.status.attempt else None, state
     )
+    request = verdict.request if verdict and verdict.moves else ""
     return Plan(
-        token_attempt=decision.attempt or None,
+        token_attempt=None if decision.rest else decision.attempt or None,
         create_claim=volumes.journal_claim(session, spec) if claims.missing(observed, spec) else None,
         create_pod=body,
         delete_pods=deletions,
-        stale_tokens=_stale_tokens(observed, decision.attempt),
+        stale_tokens=_stale_tokens(observed, decision.attempt + 1 if decision.rest else decision.attempt),
         status=desired,
         events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
-        poll=_poll(decision, state, snapshot=verdict.request if verdict and verdict.moves else ""),
+        poll=_poll(decision, state, snapshot=decision.leaving.request if decision.leaving else request),
         requeue_after=_requeue_after(observed, spec, decision, state, verdict, settings),
     )
 
@@ -147,12 +159,22 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
         settings.fleet_cap,
     )
 
-    if current == 0:
-        return _next(observed, spec, 0, None, None, budget)
+    rest = lifecycle.rest(observed, spec)
+    if rest:
+        kept = lifecycle.leaving(observed, rest.request) if pod else None
+        if pod and kept and not lifecycle.may_leave(observed, pod, kept, spec.recovery.checkpoint_deadline_seconds):
+            return Decision(current, pod, create=False, loss=None, exhausted=False, budget=budget, leaving=kept)
+        return Decision(current, None, create=False, loss=None, exhausted=False, budget=budget, rest=rest)
+    if current == 0 or (lifecycle.resumes(recorded) and current == recorded.attempt):
+        return _next(observed, spec, current, None, None, budget)
     loss = losses.find(observed, current, pod, limits)
+    if loss and pod and loss.reason == names.RECOVERY_SPEC_CHANGED:
+        kept = lifecycle.leaving(observed, f"spec-{limits.template_hash}")
+        if not lifecycle.may_leave(observed, pod, kept, limits.checkpoint_seconds):
+            return Decision(current, pod, create=False, loss=None, exhausted=False, budget=budget, leaving=kept)
     if loss is None:
         cause = None
-        if 0 < recorded.attempt < current:
+        if 0 < recorded.attempt < current and not lifecycle.resumes(recorded):
             # A pod that is ahead of the status was made by a pass that did not come to write it: tell its story now.
             # That pass has waited for the node already, and a restarted operator no longer knows since when.
             before = next((item for item in observed.pods if item.attempt == recorded.attempt), None)
@@ -204,7 +226,7 @@ def old_pods(
     deletions: list[PodDeletion] = []
     forced: dict[str, str] = {}
     for pod in observed.pods:
-        if pod.attempt >= decision.attempt:
+        if pod.attempt >= decision.attempt and not decision.rest:
             continue
         if pod.deletion_requested is None:
             deletions.append(PodDeletion(pod.name, pod.uid))
@@ -259,9 +281,11 @@ def _requeue_after(
     if pod and pod.unschedulable_since and pod.avoided_nodes:
         times.append(pod.unschedulable_since + timedelta(seconds=losses.AVOIDANCE_PATIENCE_SECONDS))
     for old in observed.pods:
-        due = force_due(observed, spec, old) if old.attempt < decision.attempt else None
+        due = force_due(observed, spec, old) if old.attempt < decision.attempt or decision.rest else None
         if due:
             times.append(due)
+    if decision.leaving:
+        times.append(lifecycle.deadline(decision.leaving, spec.recovery.checkpoint_deadline_seconds))
     if decision.retry_at:
         times.append(decision.retry_at)
     if decision.exhausted:
@@ -271,7 +295,7 @@ def _requeue_after(
     mounting = claims.recheck(observed, pod)
     if mounting:
         times.append(mounting)
-    if state.volumes.status is not True:
+    if not decision.rest and state.volumes.status is not True:
         times.append(observed.now + timedelta(seconds=CLAIM_RECHECK_SECONDS))
     if observed.refusal:
         times.append(observed.refusal.time + timedelta(seconds=REFUSAL_PATIENCE_SECONDS))

@@ -196,6 +196,8 @@ def _vital(status: TrainingSessionStatus) -> tuple[Any, ...]:
         status.attempt,
         status.pod,
         status.endpoint,
+        status.leaving,
+        status.rest,
         [(item.type, item.status, item.reason) for item in status.conditions],
         (status.storage.replay_mismatches, status.storage.claim_uid, status.storage.lineage)
         if status.storage

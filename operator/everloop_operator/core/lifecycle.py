@@ -1,0 +1,85 @@
+"""Whether a session is to have a pod at all, and how a pod is removed in good order: snapshots first, then deletion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from everloop_operator.api import names
+from everloop_operator.api.training_session import TrainingSessionSpec
+from everloop_operator.api.training_session_status import LeavingStatus, RestStatus, TrainingSessionStatus
+
+from .health import serves
+from .observed import Observed, Pod
+from .projections import format_time
+
+RestState = Literal["Suspended", "Stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Why a session is to have no pod."""
+
+    state: RestState
+    """The phase to come to."""
+    why: str
+    """For people."""
+    request: str
+    """Name of the request for snapshots that comes first."""
+
+
+def rest(observed: Observed, spec: TrainingSessionSpec) -> Rest | None:
+    """Why the session is to have no pod; None where it is to have one."""
+    generation = observed.session.generation
+    if spec.stop:
+        return Rest("Stopped", "spec.stop is true: it is stopped for ever, and what is in storage stays", "stop")
+    if spec.suspend:
+        why = "spec.suspend is true: calls wait until it is false again"
+        return Rest("Suspended", why, f"suspend-{generation}")
+    return None
+
+
+def leaving(observed: Observed, request: str) -> LeavingStatus:
+    """The record of a request for snapshots; it keeps the time of its first pass."""
+    before = observed.session.status.leaving
+    if before and before.request == request:
+        return before
+    return LeavingStatus(request=request, since=format_time(observed.now))
+
+
+def deadline(record: LeavingStatus, seconds: float) -> datetime:
+    """Until when the pod may go on writing snapshots."""
+    return datetime.fromisoformat(record.since) + timedelta(seconds=seconds)
+
+
+def may_leave(observed: Observed, pod: Pod, record: LeavingStatus, seconds: float) -> bool:
+    """Whether the pod may be removed: its snapshots are written, would take too long, or it has none to write."""
+    if pod.deletion_requested or pod.terminal or not serves(observed, pod.attempt, pod):
+        return True
+    asked = observed.trainer.report.snapshot_request if observed.trainer.report else None
+    written = asked is not None and asked.id == record.request and asked.pending == 0
+    return written or observed.now >= deadline(record, seconds)
+
+
+def record(observed: Observed, wanted: Rest | None, *, resumed: bool) -> RestStatus | None:
+    """The record of a rest: it keeps the time of its first pass, and stays until there is another attempt."""
+    before = observed.session.status.rest
+    if wanted is None:
+        return None if resumed else before
+    if before and before.state == wanted.state:
+        return before
+    return RestStatus(state=wanted.state, since=format_time(observed.now))
+
+
+def resumes(status: TrainingSessionStatus) -> bool:
+    """Whether a session that is to have a pod has none on purpose: the next attempt follows no loss."""
+    return status.rest is not None
+
+
+EVENTS = {
+    names.PHASE_STOPPING: names.EVENT_STOPPING,
+    names.PHASE_SUSPENDED: names.EVENT_SUSPENDED,
+    names.PHASE_STOPPED: names.EVENT_STOPPED,
+}
+"""Phase -> reason of the event that tells of coming to it."""
