@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -87,6 +88,46 @@ def test_damage_in_the_journal_stops_the_model_that_it_is_of(own_pod: Pod) -> No
     status = own_pod.wait_until("Serving")
     assert (status["storage"]["error"], status["replayMismatches"]) == ("", 0)
     assert status["incarnation"] == before["incarnation"]
+
+
+def test_a_server_that_starts_with_damage_serves_the_other_models(own_pod: Pod) -> None:
+    """A request that a replay needs cannot be read back: its model waits for a server that finds it mended."""
+    (journal,) = (own_pod.root / "journal").iterdir()
+    before = own_pod.wait_until("Serving")
+    data = texts(1, 2, 16)
+    one, two = Wire(own_pod), Wire(own_pod)
+    with one.client, two.client:
+        for wire in (one, two):
+            wire.created()
+            assert wire.retrieve(wire.forward_backward(1, data).json()["request_id"]).status_code == 200
+    with damaged(journal, forward_backward_body(one.model, 1, data)):
+        status = restart(own_pod)
+        assert status["incarnation"]["number"] == before["incarnation"]["number"] + 1
+        one.client, two.client = again(own_pod), again(own_pod)
+        with one.client, two.client:
+            waiting = one.optim_step(2).json()["request_id"]
+            assert two.retrieve(two.optim_step(2).json()["request_id"]).status_code == 200
+            reason = f"{one.model} is stopped: could not be restored: journal/{journal.name}: the record at offset"
+            assert reason in told(own_pod)
+            held(one, waiting)
+    status = restart(own_pod)
+    one.client = again(own_pod)
+    with one.client:
+        assert one.retrieve(waiting).status_code == 200
+    assert (status["storage"]["error"], status["replayMismatches"]) == ("", 0)
+
+
+def again(pod: Pod) -> httpx.Client:
+    """A client on whom no server has hung up."""
+    return httpx.Client(base_url=pod.url, headers=pod.headers, timeout=60)
+
+
+def restart(pod: Pod) -> dict[str, Any]:
+    """Kill the server; the status of its successor, once that serves."""
+    server = eventually(lambda: pod.child("server"), "a server")
+    kill_process(server)
+    eventually(lambda: pod.child("server") not in (None, server), "another server")
+    return pod.wait_until("Serving")
 
 
 def test_a_damaged_checkpoint_is_a_users_error(own_pod: Pod, gateway: Stub) -> None:
