@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageMismatch
 from everloop_trainer.session.status import BaseModel
-from everloop_trainer.store.dump import dump
+from everloop_trainer.store.compacting import Compactor
+from everloop_trainer.store.dump import dump, shown
 from everloop_trainer.store.files import PosixFiles
 from everloop_trainer.store.opening import open_store
 from tests.session.world import BASE, TIME, claimant
+from tests.store.crash_files import CrashFiles, Disk
 from tests.store.records import accept
 
 
@@ -55,17 +60,17 @@ async def test_dump_shows_the_history_and_claims_nothing(tmp_path: Path) -> None
     await first.journal.close()
     second = await open_store(PosixFiles(tmp_path), claimant(2, "pod-2"), TIME)
     await second.journal.append(accept(2))[1]
-    shown = [json.loads(json.dumps(record)) for record in dump(tmp_path)]
-    assert [(record["incarnation"], record["t"]) for record in shown] == [
+    told = [json.loads(json.dumps(record)) for record in dump(tmp_path)]
+    assert [(record["incarnation"], record["t"]) for record in told] == [
         (1, "open"),
         (1, "accept"),
         (2, "open"),
         (2, "accept"),
     ]
     sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert shown[1]["body"] == {"bytes": 3, "sha256": sha256}
-    assert shown[1]["k"] == "forward_backward"
-    assert "body" not in shown[3]
+    assert told[1]["body"] == {"bytes": 3, "sha256": sha256}
+    assert told[1]["k"] == "forward_backward"
+    assert "body" not in told[3]
     await second.journal.append(accept(3))[1]  # still the owner
     await second.journal.close()
 
@@ -86,7 +91,7 @@ async def test_dump_shows_a_base_as_one_value(tmp_path: Path) -> None:
 async def test_dump_of_nothing_and_of_damage(tmp_path: Path) -> None:
     """No session, and a broken one, are told apart."""
     with pytest.raises(FileNotFoundError, match="holds no session"):
-        list(dump(tmp_path))
+        dump(tmp_path)
     store = await open_store(PosixFiles(tmp_path), claimant(1), TIME)
     await store.journal.append(accept(1))[1]
     await store.journal.close()
@@ -95,4 +100,47 @@ async def test_dump_of_nothing_and_of_damage(tmp_path: Path) -> None:
     content[20] ^= 1
     path.write_bytes(content)
     with pytest.raises(JournalDamaged, match="damaged at offset 5"):
-        list(dump(tmp_path))
+        dump(tmp_path)
+
+
+@dataclass
+class Beside(CrashFiles):
+    """Something happens just before one of the openings of a file to read, counted from 1."""
+
+    at: int = 0
+    opened: int = 0
+    meanwhile: Callable[[], None] | None = None
+
+    def open_read(self, path: str) -> IO[bytes]:
+        self.opened += 1
+        if self.meanwhile is not None and self.opened == self.at:
+            self.meanwhile()
+        return super().open_read(path)
+
+
+async def _compact(compactor: Compactor) -> None:
+    await compactor.replace(await compactor.compact({}, {}))
+
+
+async def test_dump_outlasts_a_compaction_at_any_moment() -> None:
+    """Files that it was about to read are deleted: then it shows the base that took their place."""
+    loop, at = asyncio.get_running_loop(), 0
+    bases, files = 0, Beside(Disk())
+    while files.opened >= at:
+        at += 1
+        disk = Disk()
+        store = await open_store(CrashFiles(disk), claimant(1), TIME)
+        for seq in (1, 2):
+            await store.journal.append(accept(seq), b"abc")[1]
+            await store.journal.rotate()
+
+        def meanwhile(compactor: Compactor = store.compactor) -> None:
+            asyncio.run_coroutine_threadsafe(_compact(compactor), loop).result()
+
+        files = Beside(disk, at=at, meanwhile=meanwhile)
+        first, *rest = await asyncio.to_thread(shown, files, "disk")
+        bases += first["t"] == "base"
+        numbers = [record["n"] for record in rest if record["t"] == "accept"]
+        assert numbers == ([] if first["t"] == "base" else [1, 2])
+        await store.journal.close()
+    assert 1 < bases < at
