@@ -10,12 +10,15 @@ from typing import IO
 
 import pytest
 
+from everloop_trainer.session.compacting import WHAT
 from everloop_trainer.session.gaps import MINUTES
 from everloop_trainer.session.history import Kept
 from everloop_trainer.session.operations import CreateModel, Operation, SaveWeightsForSampler
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
 from everloop_trainer.session.retention import KEPT
-from tests.session.compacted import compact, facts, history_of, opened_copy, quiet
+from everloop_trainer.store import layout
+from everloop_trainer.store.compacting import Limits
+from tests.session.compacted import compact, facts, history_of, journal_files, opened_copy, quiet
 from tests.session.fake_engine import FakeEngine
 from tests.session.test_gaps import wait
 from tests.session.world import (
@@ -268,3 +271,34 @@ async def test_an_inflight_sampler_follows_its_model_after_a_compaction() -> Non
         await client.play(world.service, [*loop, *end])
         await world.settled()
         assert (states(world.engine), client.told) == await unbroken([*loop, *end])
+
+
+async def test_an_abandoned_compaction_is_tried_again_soon_and_then_less_often() -> None:
+    """What was due stays due: after one minute, then after two, until one goes well."""
+    disk, client = Disk(), Client()
+
+    def tries() -> int:
+        return sum(name.startswith("journal/00000001-") for name in journal_files(disk))
+
+    async with running(disk, fence_interval=0.001, limits=Limits(1 << 30, 20)) as world:
+
+        async def looked() -> None:
+            looks = world.clock.looks
+            await until(lambda: world.clock.looks > looks + 100)
+
+        await client.play(world.service, [[create(A)]])
+        content, right, wrong = disk.files[layout.journal(1)], b'"k":"create', b'"k":"cReate'
+        content.written = content.written.replace(right, wrong)
+        await steps(client, world, 1, 21)
+        errors = world.service._context.storage_errors
+        for number, minutes in enumerate((0, 1, 2)):
+            for _ in range(minutes):
+                await looked()
+                assert tries() == number
+                world.clock.now += 60.0
+            await until(lambda: WHAT in errors)
+            assert "damaged at offset" in errors.pop(WHAT)
+        content.written = content.written.replace(wrong, right)
+        world.clock.now += 240.0
+        await until(lambda: layout.journal(1) not in disk.files)
+        await until(lambda: world.service.status().storage_error == "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from everloop_trainer.session.retention import Retention
 from everloop_trainer.session.streams import Owed, Stream
 
 WHAT = "compaction of the journal"
+FIRST_DELAY, LONGEST_DELAY = 60.0, 3600.0
+"""Seconds from a compaction that was abandoned to the next try: twice as long each time, since each reads it all."""
 AT_ONCE = 500
 """Entries that are dropped from memory before others have their turn."""
 log = structlog.get_logger(__name__)
@@ -27,7 +30,7 @@ class Compactor(Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether there is enough behind the last base, or behind the last try."""
+        """Whether there is enough behind the last base."""
 
     async def compact(self, floors: Mapping[str, int], expired: Mapping[str, Numbers]) -> Base:
         """Write a base for the history up to now and let it count; arguments as of `base.cut`.
@@ -53,6 +56,8 @@ class Compacting:
         self._context = context
         self._compactor = compactor
         self._calm = calm
+        self._delay = FIRST_DELAY
+        self._not_before = -math.inf
         self._retention = Retention(context.history.streams.values(), context.config.monotonic())
 
     def fetched(self, stream: str, seq: int) -> None:
@@ -67,7 +72,7 @@ class Compacting:
             if self._context.journal.trouble:
                 continue
             await self._note_fetched()
-            if self._compactor.due and self._calm():
+            if self._compactor.due and self._calm() and self._context.config.monotonic() >= self._not_before:
                 await self._compact()
 
     async def _note_fetched(self) -> None:
@@ -92,7 +97,10 @@ class Compacting:
         except CompactionAbandoned as abandoned:
             log.error("journal not compacted", error=str(abandoned))
             context.storage_errors[WHAT] = str(abandoned)
+            self._not_before = context.config.monotonic() + self._delay
+            self._delay = min(2 * self._delay, LONGEST_DELAY)
             return
+        self._delay = FIRST_DELAY
         if unread:
             context.storage_errors[WHAT] = unread
         else:

@@ -94,7 +94,7 @@ class Compactor:
         return grown[0] >= self._limits.bytes or grown[1] >= self._limits.records
 
     def _grown(self) -> tuple[int, int]:
-        """Bytes and records since the base, or since the last try that was abandoned."""
+        """Bytes and records since the base."""
         journal = self._journal
         return self._bytes + journal.end - self._counted[0], self._records + journal.appended - self._counted[1]
 
@@ -103,7 +103,6 @@ class Compactor:
         started = time.monotonic()
         await self._journal.rotate()
         here = self._journal.end, self._journal.appended
-        self._bytes, self._records, self._counted = 0, 0, here
         before = layout.Cut(self._journal.number, self._journal.segment)
         stop = threading.Event()
         work = _Work(self._files, self._journal.lineage, self._journal.places.lengths, before, _Turns(stop))
@@ -116,6 +115,7 @@ class Compactor:
         finally:
             stop.set()
         await self._journal.rotate(sealed)
+        self._bytes, self._records, self._counted = 0, 0, here
         log.info(
             "journal compacted",
             base=base_path(sealed),
