@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,11 @@ class Stack:
 
 @contextmanager
 def serving(
-    place: Path, name: str = MODEL, weights: Path | None = None, longest: int = LONGEST_SEQUENCE
+    place: Path,
+    name: str = MODEL,
+    weights: Path | None = None,
+    longest: int = LONGEST_SEQUENCE,
+    prepare: Callable[[Pod], None] = lambda _: None,
 ) -> Iterator[Stack]:
     """All of it up and the session serving; gone afterwards.
 
@@ -70,6 +74,7 @@ def serving(
         name: of the base model.
         weights: its directory; None for SmolLM2-135M-Instruct.
         longest: sequence in tokens, at most what the base model takes.
+        prepare: changes the pod's settings before it starts.
     """
     processes = Processes()
     (place / "plane").mkdir()
@@ -78,6 +83,7 @@ def serving(
         tenant = cluster.tenant("bench", name)
         token = tokens.session_token(bytes.fromhex(MASTER), tenant.uid, ATTEMPT)
         pod = make_pod(place / "pod", name, weights or base_model(), token, longest)
+        prepare(pod)
         try:
             pod.start()
             pod.wait_until("Serving", START_SECONDS)

@@ -73,3 +73,11 @@ def test_broken_json_is_refused_without_showing_it() -> None:
     with pytest.raises(ConfigError, match="EVERLOOP_CONFIG: not JSON") as refused:
         read_config(environment() | {"EVERLOOP_CONFIG": '{"secret": '})
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "many"])
+def test_a_bad_number_of_records_is_named(value: str) -> None:
+    """Nothing else than a number from 1 on says when a compaction is due."""
+    assert read_config(environment() | {"EVERLOOP_COMPACT_AFTER_RECORDS": "12"}).compact_after_records == 12
+    with pytest.raises(ConfigError, match="EVERLOOP_COMPACT_AFTER_RECORDS"):
+        read_config(environment() | {"EVERLOOP_COMPACT_AFTER_RECORDS": value})

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -105,6 +105,8 @@ class TrainerConfig(_Strict):
     node_name: str
     run_dir: AbsolutePath
     """Directory of sockets, private to the pod."""
+    compact_after_records: int | None = None
+    """How many records of the journal make a compaction due; by default as many as the store says."""
 
     @property
     def spare_socket(self) -> Path:
@@ -118,7 +120,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
     Raises:
         ConfigError: a variable is missing, or a field of `EVERLOOP_CONFIG` is missing, unknown or out of range.
     """
-    values = {
+    values: dict[str, Any] = {
         "pod_ip": _required(environment, "POD_IP"),
         "pod_uid": _required(environment, "POD_UID"),
         "pod_name": environment.get("POD_NAME", ""),
@@ -130,6 +132,11 @@ def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
         json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"EVERLOOP_CONFIG: not JSON: {error.msg} at position {error.pos}") from None
+    records = environment.get("EVERLOOP_COMPACT_AFTER_RECORDS")
+    if records is not None:
+        if not (records.isascii() and records.isdecimal() and int(records)):
+            raise ConfigError("EVERLOOP_COMPACT_AFTER_RECORDS: not a whole number from 1 on")
+        values["compact_after_records"] = int(records)
     try:
         return TrainerConfig(session=SessionConfig.model_validate_json(text), **values)
     except ValidationError as error:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from everloop_trainer.session.errors import Fenced, JournalDamaged, StorageFaile
 from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionConfig, SessionService
 from everloop_trainer.session.status import BaseModel
+from everloop_trainer.store.compacting import LIMITS
 from everloop_trainer.store.dump import dump
 from everloop_trainer.store.files import PosixFiles
 from everloop_trainer.store.opening import Claimant, open_store
@@ -76,7 +78,10 @@ async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) 
         attempt=config.session.attempt,
         pod_uid=config.pod_uid,
     )
-    store = await open_store(PosixFiles(Path(config.session.storage.root)), claimant, _now(), begun=begun)
+    records = config.compact_after_records
+    limits = LIMITS if records is None else replace(LIMITS, records=records)
+    files = PosixFiles(Path(config.session.storage.root))
+    store = await open_store(files, claimant, _now(), limits=limits, begun=begun)
     settings = SessionConfig(
         incarnation=store.incarnation,
         previous=store.previous,
