@@ -184,22 +184,6 @@ def test_missing_claim_and_scheduler_words_are_shown(world: World) -> None:
     eventually("the claim is noticed", lambda: world.condition("VolumesReady")["status"] == "True", 20)
 
 
-def test_refused_pod_stalls_with_the_words_of_the_api_server(world: World) -> None:
-    """What no schema can say is said by the API server when the pod is created; a mended spec goes on."""
-    world.claims()
-    world.create_session(workers={"resources": {"limits": {"nvidia.com/gpu": "500m"}}})
-    status = world.wait_phase("Failed")
-    stalled = world.condition("Stalled")
-    assert (stalled["status"], stalled["reason"]) == ("True", "PodInvalid")
-    assert "nvidia.com/gpu" in stalled["message"]
-    assert status["attempt"] == 0
-    world.api.merge(
-        f"{world.sessions_path}/tuned", {"spec": {"workers": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}}
-    )
-    world.wait_pod("tuned-a1-0")
-    world.wait_phase("Pending")
-
-
 def test_storage_of_another_model_stalls_with_the_trainers_words(world: World) -> None:
     """Exit code 65 is final: the reason says StorageMismatch and quotes the termination message."""
     world.claims()

@@ -108,6 +108,8 @@ def _translate(node: Mapping[str, Any], definitions: Mapping[str, Any], where: s
         elif key in ("items", "additionalProperties"):
             result[key] = _translate(value, definitions, f"{where}.{key}")
         elif key == "default":
+            if not value and (node.get("type") == "array" or "additionalProperties" in node):
+                continue  # an empty list or map is as good as none
             # The server fills nested defaults only where the parent is present: an empty parent is enough.
             result[key] = {} if node.get("type") == "object" else value
         elif key not in DROPPED:

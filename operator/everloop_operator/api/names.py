@@ -47,6 +47,8 @@ TYPE_SESSION_TOKEN = "session-token"  # noqa: S105 - a label value
 
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
 """On a session pod: hash of all that its attempt was built from; another hash asks for a new attempt."""
+ANNOTATION_AVOIDED_NODES = f"{GROUP}/avoided-nodes"
+"""On a session pod: hostnames that it must not run on because sessions failed there, separated by commas."""
 
 # --- finalizers -----------------------------------------------------------------------------------------------------
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
+LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 RELATIVE_PATH_PATTERN = r"^(([^/.][^/]*|\.[^/.][^/]*)(/([^/.][^/]*|\.[^/.][^/]*))*)?$"
 """A path below a volume: no leading or doubled slash, no `.` and no `..`."""
+ABSOLUTE_PATH_PATTERN = r"^(/([^/.:][^/:]*|\.[^/.:][^/:]*))+$"
+"""A directory below the root: no doubled or trailing slash, no `.` and no `..`."""
 
 
 def rules(*validations: tuple[str, str]) -> dict[str, Any]:
     """CEL rules as `(rule, message)` for a model's `json_schema_extra`."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in validations]}
+
+
+def one_of(values: Iterable[str]) -> str:
+    """A CEL list."""
+    return f"[{', '.join(repr(value) for value in sorted(values))}]"
+
+
+def begins(name: str, beginnings: Iterable[str]) -> str:
+    """A CEL expression: whether a string begins with one of these."""
+    return " || ".join(f"{name}.startsWith('{beginning}')" for beginning in beginnings)
 
 
 class ApiModel(BaseModel):
@@ -26,7 +40,23 @@ class ApiModel(BaseModel):
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 """Name of another object (RFC 1123 subdomain)."""
 
+Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""Name within a pod (RFC 1123 label)."""
+
 RelativePath = Annotated[str, Field(max_length=1024, pattern=RELATIVE_PATH_PATTERN)]
+
+AbsolutePath = Annotated[str, Field(max_length=512, pattern=ABSOLUTE_PATH_PATTERN)]
+
+OptionalName = Annotated[str, Field(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")]
+"""Name of another object, or nothing."""
+
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+LABEL_KEYS = (
+    f"self.all(k, k.matches('{LABEL_KEY_PATTERN}'))",
+    "every key must be a name, or a DNS name, `/` and a name",
+)
+"""CEL rule for a map whose keys are keys of labels or annotations: a structural schema can't limit them."""
+Labels = Annotated[dict[str, LabelValue], Field(max_length=32, json_schema_extra=rules(LABEL_KEYS))]
 
 Quantity = Annotated[
     int | str,
@@ -43,6 +73,38 @@ Quantity = Annotated[
 
 ResourceName = Annotated[str, Field(max_length=253)]
 Resources = Annotated[dict[ResourceName, Quantity], Field(max_length=16)]
+
+
+class ContainerResources(ApiModel):
+    """Requests and limits of a container, as in a pod."""
+
+    requests: Resources = Field(
+        default={}, description="What the scheduler sets aside, by resource name; quantities as in a pod."
+    )
+    limits: Resources = Field(
+        default={}, description="What the container may use at most, by resource name; GPUs are asked for here."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits) || "
+                "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
+                "a request must not exceed its limit",
+            ),
+            (
+                "!has(self.requests) || self.requests.all(k, !k.contains('/') || (has(self.limits) && k in self.limits "
+                "&& quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) == 0))",
+                "a request for devices, such as nvidia.com/gpu, must equal their limit",
+            ),
+            (
+                "!has(self.limits) || self.limits.all(k, !k.contains('/') || "
+                "quantity(string(self.limits[k])).isInteger())",
+                "devices, such as nvidia.com/gpu, are counted in whole numbers",
+            ),
+        )
+    )
+
 
 Text = Annotated[str, Field(max_length=1024)]
 Time = Annotated[str, Field(max_length=40), WithJsonSchema({"type": "string", "format": "date-time", "maxLength": 40})]

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from .base_model import BaseModelSpec
-from .schema import ApiModel, Resources, rules
+from .pod_overlay import PodOverlay
+from .schema import ApiModel, ContainerResources, rules
 from .storage import StorageSpec
 from .training_session_status import TrainingSessionStatus
 
@@ -32,27 +33,6 @@ class EngineSpec(ApiModel):
     threads: Annotated[int, Field(ge=1, le=256)] = Field(
         default=2,
         description="CPU threads of the engine. The last bits of results depend on it. A change starts a new attempt.",
-    )
-
-
-class ContainerResources(ApiModel):
-    """Requests and limits of the trainer container, as in a pod."""
-
-    requests: Resources = Field(
-        default={}, description="What the scheduler sets aside, by resource name; quantities as in a pod."
-    )
-    limits: Resources = Field(
-        default={}, description="What the container may use at most, by resource name; GPUs are asked for here."
-    )
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits) || "
-                "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
-                "a request must not exceed its limit",
-            )
-        )
     )
 
 
@@ -180,6 +160,16 @@ class TrainingSessionSpec(ApiModel):
         default=False,
         description="True: as `suspend`, for ever. Calls fail; what is in storage stays. Cannot be taken back.",
         json_schema_extra=rules(("self || !oldSelf", "spec.stop cannot be taken back")),
+    )
+    pod: PodOverlay = Field(default=PodOverlay(), description="What the session pod has beside what Everloop gives it.")
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.pod.terminationGracePeriodSeconds > self.recovery.checkpointDeadlineSeconds",
+                "spec.pod.terminationGracePeriodSeconds must be greater than spec.recovery.checkpointDeadlineSeconds",
+            )
+        )
     )
 
 

@@ -11,11 +11,9 @@ from typing import Any
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
-from . import volumes
+from . import overlay, volumes
 from .observed import Session
 
-USER = 1000
-GRACE_SECONDS = 30
 LIVE = ("deadlines", "recovery", "stop", "suspend")
 """Fields of the spec that take effect at once, without a new attempt."""
 
@@ -76,18 +74,15 @@ def pod(
 ) -> Body:
     """The pod of an attempt. `image` is the installation's.
 
-    It must not run on the hostnames of `avoid`, and prefers others to those of `shun`.
+    It must not run on the hostnames of `avoid`, and prefers others to those of `shun`. Names that an overlay could
+    have as well, of volumes, variables, mounts and containers, are among those that `api.pod_overlay` reserves.
     """
     pod_spec: Body = {
         "restartPolicy": "Always",
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -102,10 +97,10 @@ def pod(
     affinity: Body = {}
     if avoid:
         required = {"nodeSelectorTerms": [{"matchExpressions": [_other_than(avoid)]}]}
-        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
+        affinity[overlay.REQUIRED] = required
     if shun:
         preferred = [{"weight": 100, "preference": {"matchExpressions": [_other_than(shun)]}}]
-        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
+        affinity[overlay.PREFERRED] = preferred
     if affinity:
         pod_spec["affinity"] = {"nodeAffinity": affinity}
     metadata = _metadata(session, pod_name(session.name, attempt), attempt)
@@ -115,7 +110,9 @@ def pod(
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         "karpenter.sh/do-not-disrupt": "true",
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+    if avoid:
+        metadata["annotations"][names.ANNOTATION_AVOIDED_NODES] = ",".join(avoid)
+    return overlay.lay({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}, spec.pod)
 
 
 def token_secret(session: Session, attempt: int, token: str) -> Body:
@@ -190,11 +187,7 @@ def _container(session: Session, spec: TrainingSessionSpec, attempt: int, image:
             "timeoutSeconds": 5,
             "failureThreshold": 6,
         },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": overlay.CONFINED,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": volumes.mounts(spec),

@@ -97,7 +97,9 @@ def pod_of(body: Body) -> Pod | None:
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         failure=": ".join(filter(None, (status.get("reason"), status.get("message")))),
         template_hash=metadata.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
-        avoided_nodes=frozenset(_avoided(spec)),
+        avoided_nodes=frozenset(
+            filter(None, metadata.get("annotations", {}).get(names.ANNOTATION_AVOIDED_NODES, "").split(","))
+        ),
         container=_container(status),
     )
 
@@ -183,19 +185,6 @@ def _deletion_requested(metadata: Body) -> datetime | None:
     """DeletionTimestamp is when the grace period ends; what counts here is when deletion was asked for."""
     ends = parse_time(metadata.get("deletionTimestamp"))
     return ends - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0) if ends else None
-
-
-def _avoided(spec: Body) -> list[str]:
-    required = (
-        spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
-    )
-    return [
-        value
-        for term in required.get("nodeSelectorTerms", ())
-        for expression in term.get("matchExpressions", ())
-        if expression["key"] == names.NODE_HOSTNAME_LABEL and expression["operator"] == "NotIn"
-        for value in expression["values"]
-    ]
 
 
 def _container(status: Body) -> Container:

@@ -13,6 +13,8 @@ JOURNAL_MOUNT = "/var/lib/everloop"
 MODELS_MOUNT = "/models"
 TOKEN_MOUNT = "/run/secrets/everloop"  # noqa: S105 - a path
 RUN_DIRECTORY = "/run/everloop"
+SCRATCH_VOLUME = "tmp"
+SCRATCH_MOUNT = {"name": SCRATCH_VOLUME, "mountPath": "/tmp"}  # noqa: S108 - a mount of its own
 
 Body = dict[str, Any]
 
@@ -33,7 +35,7 @@ def mounts(spec: TrainingSessionSpec) -> list[Body]:
         {"name": "models", "mountPath": MODELS_MOUNT, "readOnly": True},
         {"name": "token", "mountPath": TOKEN_MOUNT, "readOnly": True},
         {"name": "run", "mountPath": RUN_DIRECTORY},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of its own
+        SCRATCH_MOUNT,
     ]
 
 
@@ -44,7 +46,7 @@ def volumes(session: str, spec: TrainingSessionSpec, token_secret: str) -> list[
         {"name": "models", "persistentVolumeClaim": {"claimName": spec.base_model.source.claim.claim_name}},
         {"name": "token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
         {"name": "run", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
+        {"name": SCRATCH_VOLUME, "emptyDir": {}},
     ]
 
 

@@ -1,0 +1,150 @@
+"""What the API server refuses: hundreds of bad objects made from the schema, and each rule between fields."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from everloop_operator.api import names
+from tests.operator.full import FULL, Path, places, schema
+from tests.operator.malformed import everything, replaced
+from tests.operator.world import SESSIONS, Api
+
+NAMESPACE = "admission"
+PATH = f"{SESSIONS}/namespaces/{NAMESPACE}/{names.TRAINING_SESSION_PLURAL}?fieldValidation=Strict&dryRun=All"
+
+
+@pytest.fixture(scope="module")
+def namespace(api: Api) -> Api:
+    api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    return api
+
+
+def test_the_full_object_is_accepted(namespace: Api) -> None:
+    """What the bad objects are made from is good."""
+    namespace.create(PATH, FULL)
+
+
+def test_every_malformed_object_is_refused_by_field(namespace: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    """For every field each fault that its schema knows: refused, and the refusal names the field."""
+    accepted, unnamed = [], []
+    malformed = list(everything(schema(), FULL))
+    for bad in malformed:
+        answer = namespace.request("POST", PATH, bad.body)
+        if answer.status_code not in (400, 422):
+            accepted.append(f"{bad.field}: {bad.fault}: {answer.status_code}")
+        elif bad.field not in answer.json()["message"]:
+            unnamed.append(f"{bad.field}: {bad.fault}: {answer.json()['message'][:300]}")
+    with capsys.disabled():
+        print(f"\n{len(malformed)} malformed objects")
+    assert not accepted
+    assert not unnamed
+    assert len(malformed) >= 200
+
+
+POD: Path = ("spec", "pod")
+VOLUMES: Path = (*POD, "volumes")
+MOUNT: Path = (*POD, "volumeMounts", 0)
+INIT: Path = (*POD, "initContainers", 0)
+LIMITS: Path = ("spec", "workers", "resources", "limits")
+REQUESTS: Path = ("spec", "workers", "resources", "requests")
+EXACTLY_ONE_VOLUME = "exactly one of configMap, secret, emptyDir and persistentVolumeClaim"
+DEVICES_EQUAL = "a request for devices, such as nvidia.com/gpu, must equal their limit"
+LABEL_KEY = "every key must be a name, or a DNS name, `/` and a name"
+OWN_VARIABLE = "a variable of this name is set by Everloop"
+OWN_VOLUME = "a volume of this name is Everloop's"
+OWN_CONTAINER = "a container of this name is Everloop's"
+OWN_MOUNT = "this directory is Everloop's or the container runtime's"
+OWN_LABEL = "labels that begin with everloop.dev/ or app.kubernetes.io/ are Everloop's"
+OWN_ANNOTATION = "annotations of Everloop, and those that lift a container's confinement, are refused"
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/trainer"
+
+RULES: list[tuple[Path, Any, str]] = [
+    (("metadata", "name"), "n" * 41, "metadata.name must not be longer than 40 characters"),
+    (("metadata", "name"), "dotted.name", "metadata.name must consist of lower-case letters, digits and '-'"),
+    ((*REQUESTS, "memory"), "9Gi", "a request must not exceed its limit"),
+    ((*REQUESTS, "nvidia.com/gpu"), 0, DEVICES_EQUAL),
+    ((*REQUESTS, "amd.com/gpu"), 1, DEVICES_EQUAL),
+    ((*LIMITS, "aws.amazon.com/neuron"), "500m", "devices, such as nvidia.com/gpu, are counted in whole numbers"),
+    (
+        (*POD, "terminationGracePeriodSeconds"),
+        20,
+        "spec.pod.terminationGracePeriodSeconds must be greater than spec.recovery.checkpointDeadlineSeconds",
+    ),
+    ((*POD, "labels"), {names.LABEL_SESSION: "other"}, OWN_LABEL),
+    ((*POD, "labels"), {names.LABEL_MANAGED_BY: "me"}, OWN_LABEL),
+    ((*POD, "labels"), {"no key": "x"}, LABEL_KEY),
+    ((*POD, "nodeSelector"), {"/pool": "x"}, LABEL_KEY),
+    ((*POD, "annotations"), {names.ANNOTATION_TEMPLATE_HASH: "x"}, OWN_ANNOTATION),
+    ((*POD, "annotations"), {APPARMOR: "unconfined"}, OWN_ANNOTATION),
+    (
+        (*POD, "tolerations", 0),
+        {"operator": "Exists", "value": "x"},
+        "a toleration with operator Equal needs a key, one with operator Exists has no value",
+    ),
+    ((*POD, "env", 0, "name"), "EVERLOOP_CONFIG", OWN_VARIABLE),
+    ((*POD, "env", 0, "name"), "POD_IP", OWN_VARIABLE),
+    ((*POD, "env", 0, "name"), "PYTHONPATH", OWN_VARIABLE),
+    ((*POD, "env", 1, "value"), "both", "only one of value and valueFrom"),
+    (
+        (*POD, "env", 1, "valueFrom", "fieldRef"),
+        {"fieldPath": "metadata.name"},
+        "exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+    ),
+    ((*VOLUMES, 0, "name"), "journal", OWN_VOLUME),
+    ((*VOLUMES, 0, "name"), "everloop-new", OWN_VOLUME),
+    ((*VOLUMES, 0), {"name": "shm"}, EXACTLY_ONE_VOLUME),
+    ((*VOLUMES, 0, "configMap"), {"name": "x"}, EXACTLY_ONE_VOLUME),
+    ((*VOLUMES, 0, "emptyDir"), {"medium": "Memory"}, "an emptyDir with medium Memory needs a sizeLimit"),
+    *(
+        ((*MOUNT, "mountPath"), path, OWN_MOUNT)
+        for path in ("/models", "/tmp/x", "/var/lib/everloop/team", "/var/lib", "/run", "/dev", "/dev/shm/x", "/opt")
+    ),
+    ((*MOUNT, "name"), "journal", "every name in volumeMounts must be one of volumes"),
+    (
+        (*INIT, "volumeMounts", 0, "name"),
+        "token",
+        "every name in volumeMounts of initContainers must be one of volumes",
+    ),
+    ((*INIT, "name"), "trainer", OWN_CONTAINER),
+    ((*INIT, "name"), "everloop-fetch", OWN_CONTAINER),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), RULES, ids=[f"{p[-1]}-{n}" for n, (p, _, _) in enumerate(RULES)])
+def test_rules_between_fields(namespace: Api, path: Path, value: Any, message: str) -> None:
+    """Admission refuses what breaks the rule, in the rule's words."""
+    answer = namespace.request("POST", PATH, replaced(FULL, path, value))
+    assert answer.status_code == 422, answer.text
+    assert message in answer.json()["message"]
+
+
+def test_every_rule_is_tried() -> None:
+    """No rule of the schema is without an object that breaks it; those on changes are tried where changes are."""
+    told = {message for _, _, message in RULES}
+    for name, _, node, _ in places(schema(), FULL):
+        for rule in node.get("x-kubernetes-validations", ()):
+            assert rule["message"] in told or "oldSelf" in rule["rule"], f"{name}: {rule['message']}"
+
+
+HOST_FIELDS = [
+    (*POD, "hostNetwork"),
+    (*POD, "hostPID"),
+    (*POD, "restartPolicy"),
+    (*POD, "containers"),
+    (*POD, "securityContext", "runAsNonRoot"),
+    (*VOLUMES, 0, "hostPath"),
+    (*INIT, "securityContext"),
+    (*INIT, "ports"),
+    (*MOUNT, "mountPropagation"),
+]
+
+
+@pytest.mark.parametrize("path", HOST_FIELDS, ids=lambda path: str(path[-1]))
+def test_what_everloop_owns_has_no_field(namespace: Api, path: Path) -> None:
+    """Host access, privileges and the pod's own frame can't be named."""
+    answer = namespace.request("POST", PATH, replaced(FULL, path, {}))
+    assert answer.status_code == 400
+    assert re.search(rf'unknown field "spec\.pod\.[^"]*{path[-1]}"', answer.json()["message"])
