@@ -1,4 +1,4 @@
-"""A TrainingSession in which every field of the spec is set, and the places of its fields beside their schema."""
+"""TrainingSessions in which every field of the spec is set, and the places of its fields beside their schema."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ OVERLAY: dict[str, Any] = {
     ],
     "securityContext": {"runAsUser": 2000, "fsGroup": 3000},
     "terminationGracePeriodSeconds": 300,
+    "disruptionBudget": True,
 }
 FULL: dict[str, Any] = {
     "apiVersion": names.API_VERSION,
@@ -132,7 +133,10 @@ FULL: dict[str, Any] = {
             }
         },
         "adapters": {"maxModels": 4, "maxRank": 16},
-        "storage": {"journal": {"claim": {"claimName": "training", "subPath": "everloop"}}},
+        "storage": {
+            "journal": {"claim": {"claimName": "training", "subPath": "everloop"}},
+            "allowNodeLocal": True,
+        },
         "snapshots": {"replayBudgetSeconds": 10},
         "checkpoints": {"everySeconds": 60, "keepLast": 3},
         "recovery": {
@@ -147,6 +151,20 @@ FULL: dict[str, Any] = {
         "pod": OVERLAY,
     },
 }
+
+
+CLAIM_TEMPLATE: dict[str, Any] = {
+    "storageClassName": "fast",
+    "accessModes": ["ReadWriteMany"],
+    "size": "10Gi",
+    "whenDeleted": "Delete",
+}
+WITH_TEMPLATE: dict[str, Any] = {
+    **FULL,
+    "spec": {**FULL["spec"], "storage": {**FULL["spec"]["storage"], "journal": {"claimTemplate": CLAIM_TEMPLATE}}},
+}
+GOOD = (FULL, WITH_TEMPLATE)
+"""Between them they have every field."""
 
 
 def schema() -> Schema:

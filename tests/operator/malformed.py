@@ -1,10 +1,10 @@
-"""Makes bad objects from a good one: for each field whatever its schema forbids."""
+"""Makes bad objects from good ones: for each field whatever its schema forbids."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +24,17 @@ class Malformed:
     body: dict[str, Any]
 
 
-def everything(node: Schema, good: dict[str, Any], root: str = "spec") -> Iterator[Malformed]:
+def everything(node: Schema, objects: Iterable[dict[str, Any]], root: str = "spec") -> Iterator[Malformed]:
     """Each kind of fault once for each field below `root`."""
     seen: set[tuple[str, str]] = set()
-    for name, path, schema, value in places(node, good):
-        if not path or path[0] != root:
-            continue
-        for fault, at, wrong in _faults(schema, value, path):
-            if (name, fault) not in seen:
-                seen.add((name, fault))
-                yield Malformed(fault, written(at), replaced(good, at, wrong))
+    for good in objects:
+        for name, path, schema, value in places(node, good):
+            if not path or path[0] != root:
+                continue
+            for fault, at, wrong in _faults(schema, value, path):
+                if (name, fault) not in seen:
+                    seen.add((name, fault))
+                    yield Malformed(fault, written(at), replaced(good, at, wrong))
 
 
 ABSENT = object()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
 import pytest
 
 from everloop_operator.api import names
-from tests.operator.full import FULL, Path, places, schema
+from tests.operator.full import CLAIM_TEMPLATE, FULL, GOOD, Path, places, schema
 from tests.operator.malformed import everything, replaced
 from tests.operator.world import SESSIONS, Api
 
@@ -22,15 +23,16 @@ def namespace(api: Api) -> Api:
     return api
 
 
-def test_the_full_object_is_accepted(namespace: Api) -> None:
+@pytest.mark.parametrize("good", GOOD)
+def test_the_full_object_is_accepted(namespace: Api, good: dict[str, Any]) -> None:
     """What the bad objects are made from is good."""
-    namespace.create(PATH, FULL)
+    namespace.create(PATH, good)
 
 
 def test_every_malformed_object_is_refused_by_field(namespace: Api, capsys: pytest.CaptureFixture[str]) -> None:
     """For every field each fault that its schema knows: refused, and the refusal names the field."""
     accepted, unnamed = [], []
-    malformed = list(everything(schema(), FULL))
+    malformed = list(everything(schema(), GOOD))
     for bad in malformed:
         answer = namespace.request("POST", PATH, bad.body)
         if answer.status_code not in (400, 422):
@@ -68,6 +70,11 @@ RULES: list[tuple[Path, Any, str]] = [
     ((*REQUESTS, "nvidia.com/gpu"), 0, DEVICES_EQUAL),
     ((*REQUESTS, "amd.com/gpu"), 1, DEVICES_EQUAL),
     ((*LIMITS, "aws.amazon.com/neuron"), "500m", "devices, such as nvidia.com/gpu, are counted in whole numbers"),
+    (
+        ("spec", "storage", "journal", "claimTemplate"),
+        CLAIM_TEMPLATE,
+        "exactly one of claim and claimTemplate must be set",
+    ),
     (
         (*POD, "terminationGracePeriodSeconds"),
         20,
@@ -124,7 +131,7 @@ def test_rules_between_fields(namespace: Api, path: Path, value: Any, message: s
 def test_every_rule_is_tried() -> None:
     """No rule of the schema is without an object that breaks it; those on changes are tried where changes are."""
     told = {message for _, _, message in RULES}
-    for name, _, node, _ in places(schema(), FULL):
+    for name, _, node, _ in itertools.chain.from_iterable(places(schema(), good) for good in GOOD):
         for rule in node.get("x-kubernetes-validations", ()):
             assert rule["message"] in told or "oldSelf" in rule["rule"], f"{name}: {rule['message']}"
 

@@ -42,6 +42,7 @@ def test_an_absent_overlay_changes_no_hash() -> None:
         "schedulerName": "",
         "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
         "terminationGracePeriodSeconds": 120,
+        "disruptionBudget": False,
     }
     assert children.template_hash(spec()) == HASH_WITHOUT_OVERLAY
     assert children.template_hash(spec(pod=filled)) == HASH_WITHOUT_OVERLAY

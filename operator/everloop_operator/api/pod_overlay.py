@@ -222,6 +222,11 @@ class PodOverlay(ApiModel):
         default=120,
         description="Seconds that a pod has from SIGTERM until it is killed; more than its snapshots take.",
     )
+    disruption_budget: bool = Field(
+        default=False,
+        description="Whether a PodDisruptionBudget holds evictions back. A drain then waits until the session has "
+        "moved, and a node that is cordoned for a minute is left as with severity CheckpointThenMove.",
+    )
     model_config = ConfigDict(
         json_schema_extra=rules(
             (

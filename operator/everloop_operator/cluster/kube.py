@@ -109,9 +109,10 @@ class Kube:
     # --- writing ---
 
     async def apply(self, body: Body) -> Body:
-        """Server-side apply of a Pod or Secret. Raises Refused."""
-        metadata = body["metadata"]
-        path = _path(metadata["namespace"], f"{body['kind'].lower()}s", metadata["name"])
+        """Server-side apply of a Pod, Secret or PodDisruptionBudget. Raises Refused."""
+        metadata, version = body["metadata"], body["apiVersion"]
+        path = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        path += f"/namespaces/{quote(metadata['namespace'])}/{body['kind'].lower()}s/{quote(metadata['name'])}"
         query = {"fieldManager": names.OPERATOR_FIELD_MANAGER, "force": "true"}
         return await self._call("PATCH", path, query=query, body=body, content_type=APPLY)
 

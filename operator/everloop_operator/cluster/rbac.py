@@ -28,6 +28,7 @@ CLUSTER_RULES: tuple[Rule, ...] = (
     Rule("", "persistentvolumeclaims", ("create", "get"), "make a journal's claim; say which one is missing"),
     Rule("", "persistentvolumes", ("get",), "say how a claim's volume is shared, and what it comes from"),
     Rule("", "pods", ("create", "delete", "get", "list", "patch", "watch"), "session pods, by server-side apply"),
+    Rule("policy", "poddisruptionbudgets", ("create", "patch"), "spec.pod.disruptionBudget; it goes with its pod"),
     Rule("", "secrets", ("create", "delete", "patch"), "session tokens; no secret of a tenant is ever read"),
     Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("get", "list", "watch"), "what people want"),
     Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/status", ("update",), "what there is; the spec is not written"),

@@ -123,6 +123,25 @@ def token_secret(session: Session, attempt: int, token: str) -> Body:
     return {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
 
 
+def disruption_budget(session: Session, attempt: int, uid: str) -> Body:
+    """Holds back evictions of the pod of an attempt, which has this UID and which it goes with."""
+    name = pod_name(session.name, attempt)
+    metadata = _metadata(session, name, attempt)
+    metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}]
+    selector = {names.LABEL_SESSION: session.name, names.LABEL_ATTEMPT: str(attempt)}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata,
+        # A pod that can't serve is not worth a drain that waits.
+        "spec": {
+            "minAvailable": 1,
+            "selector": {"matchLabels": selector},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
 def _other_than(hostnames: Sequence[str]) -> Body:
     return {"key": names.NODE_HOSTNAME_LABEL, "operator": "NotIn", "values": list(hostnames)}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from . import node_rules
-from .node_rules import Severity, Signal
+from .node_rules import DRAIN, Severity, Signal
 from .observed import Node, Observed, Pod
 
 FLEET_FLOOR = 2
@@ -51,10 +51,16 @@ def judge(observed: Observed, pod: Pod | None, fleet_cap: float) -> Verdict | No
     if node is None or pod is None:
         return None
     chosen = pod.scheduled or pod.created
-    signal = node_rules.active([signal for signal in node.signals if signal.due >= chosen], observed.now)
+    with_budget = observed.session.spec is not None and observed.session.spec.pod.disruption_budget
+    signal = node_rules.active(
+        [signal for signal in node.signals if signal.due >= chosen and (with_budget or signal.rule != DRAIN.name)],
+        observed.now,
+    )
     if signal is None:
         return None
-    return Verdict(node.name, signal, signal.severity.moves and beyond_cap(observed, fleet_cap))
+    # Whoever drains nodes, however many, waits for the sessions.
+    capped = signal.severity.moves and signal.rule != DRAIN.name
+    return Verdict(node.name, signal, capped and beyond_cap(observed, fleet_cap))
 
 
 def beyond_cap(observed: Observed, fleet_cap: float) -> bool:
@@ -96,6 +102,6 @@ def avoided(observed: Observed) -> list[str]:
 
 def _flagged(nodes: Iterable[Node], now: datetime) -> Iterator[tuple[Node, Signal]]:
     for node in nodes:
-        signal = node_rules.active(node.signals, now)
+        signal = node_rules.active([signal for signal in node.signals if signal.rule != DRAIN.name], now)
         if signal:
             yield node, signal

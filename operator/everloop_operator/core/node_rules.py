@@ -84,6 +84,15 @@ class NodeRule(ApiModel):
         return self
 
 
+DRAIN = NodeRule(
+    name="drain-waits-for-budget",
+    kind="Unschedulable",
+    severity=Severity.CHECKPOINT_THEN_MOVE,
+    debounce_seconds=60.0,
+    meaning="the node is cordoned, and the PodDisruptionBudget of the session would hold back its drain for ever",
+)
+"""Holds in every installation, for sessions with `spec.pod.disruptionBudget`."""
+
 _RULES = TypeAdapter(list[NodeRule])
 
 

@@ -14,7 +14,7 @@ from everloop_operator.api.training_session_status import BudgetStatus, LeavingS
 from . import children, claims, events, health, lifecycle, losses, node_health, recoveries, status, volumes
 from .lifecycle import Rest
 from .losses import Loss
-from .observed import Observed, Pod, within
+from .observed import Observed, Pod, Session, within
 
 REFUSAL_PATIENCE_SECONDS = 30.0
 """How long after a refused pod the next try is made (a quota may have been raised)."""
@@ -57,13 +57,15 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a pass does, in this order: token secret, claim, new pod, deletions, status, events."""
+    """All that a pass does, in this order: token secret, claim, pod, disruption budget, deletions, status, events."""
 
     token_attempt: int | None = None
     """The attempt whose token secret must exist."""
     create_claim: Mapping[str, Any] | None = None
     """The journal's claim, where there is surely none."""
     create_pod: Mapping[str, Any] | None = None
+    disruption_budget: Mapping[str, Any] | None = None
+    """The PodDisruptionBudget that must exist for the current pod."""
     delete_pods: tuple[PodDeletion, ...] = ()
     stale_tokens: tuple[int, ...] = ()
     """Attempts whose token secret has no pod any more."""
@@ -136,6 +138,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         token_attempt=None if decision.rest else decision.attempt or None,
         create_claim=volumes.journal_claim(session, spec) if claims.missing(observed, spec) else None,
         create_pod=body,
+        disruption_budget=_disruption_budget(session, spec, decision),
         delete_pods=deletions,
         stale_tokens=_stale_tokens(observed, decision.attempt + 1 if decision.rest else decision.attempt),
         status=desired,
@@ -214,6 +217,13 @@ def _next(
         budget = recoveries.with_failure(budget, observed.now)
     attempt = 1 + max(current, losses.reported_epoch(observed, pod), *observed.taken_attempts)
     return Decision(attempt, None, create=True, loss=loss, exhausted=False, budget=budget)
+
+
+def _disruption_budget(session: Session, spec: TrainingSessionSpec, decision: Decision) -> Mapping[str, Any] | None:
+    pod = decision.pod
+    if pod is None or decision.lost or not spec.pod.disruption_budget:
+        return None
+    return children.disruption_budget(session, pod.attempt, pod.uid)
 
 
 def old_pods(

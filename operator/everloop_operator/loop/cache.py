@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from everloop_operator.api import names
-from everloop_operator.core.node_rules import NodeRule
+from everloop_operator.core.node_rules import DRAIN, NodeRule
 from everloop_operator.core.observed import Node, Pod
 from everloop_operator.core.projections import node_of, owner_uid, pod_of
 
@@ -50,7 +50,7 @@ class Cache:
 
     def __init__(self, now: Now, rules: Sequence[NodeRule] = ()) -> None:
         self._now = now
-        self._rules = rules
+        self._rules = (*rules, DRAIN)
         self._hosting: Counter[str] = Counter()
         self._sessions: dict[Key, dict[str, Any]] = {}
         self._pods: dict[Key, dict[str, CachedPod]] = {}

@@ -21,7 +21,9 @@ Token = Callable[[str, int], str]
 
 
 class Executor:
-    """Remembers only what saves requests: which secrets it has applied or removed, and when it last wrote a status."""
+    """Remembers only what saves requests: which secrets and disruption budgets it has applied or removed, and when it
+    last wrote a status.
+    """
 
     def __init__(self, cluster: Cluster, cache: Cache, token: Token, now: Now) -> None:
         self._cluster = cluster
@@ -29,6 +31,7 @@ class Executor:
         self._token = token
         self._now = now
         self._applied: dict[Key, tuple[str, int]] = {}
+        self._budgets: dict[Key, str] = {}
         self._removed: dict[Key, set[tuple[str, int]]] = {}
         self._written: dict[Key, float] = {}
         self._refusals: dict[Key, Refusal] = {}
@@ -39,7 +42,7 @@ class Executor:
 
     def forget(self, key: Key) -> None:
         """The session is gone."""
-        for memory in (self._applied, self._removed, self._written, self._refusals):
+        for memory in (self._applied, self._budgets, self._removed, self._written, self._refusals):
             memory.pop(key, None)
 
     async def execute(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
@@ -80,11 +83,15 @@ class Executor:
             self._applied[key] = (session.uid, plan.token_attempt)
         if plan.create_claim is not None:
             await self._cluster.create_claim(plan.create_claim)
-        if plan.create_pod is None:
-            return
-        pod = await self._cluster.apply(plan.create_pod)
-        self._refusals.pop(key, None)
-        self._cache.put_pod(pod)
+        if plan.create_pod is not None:
+            pod = await self._cluster.apply(plan.create_pod)
+            self._refusals.pop(key, None)
+            self._cache.put_pod(pod)
+        if plan.disruption_budget is not None:
+            owner = plan.disruption_budget["metadata"]["ownerReferences"][0]["uid"]
+            if self._budgets.get(key) != owner:
+                await self._cluster.apply(plan.disruption_budget)
+                self._budgets[key] = owner
 
     async def _remove_tokens(self, key: Key, observed: Observed, plan: Plan) -> None:
         removed = self._removed.setdefault(key, set())
