@@ -1,4 +1,4 @@
-# Operator and gateway: one image, two Deployments. Build from the repository root:
+# Operator, gateway and the progress reader of driver pods: one image. Build from the repository root:
 #   docker build -t everloop-operator .
 FROM python:3.11-slim
 
@@ -13,7 +13,8 @@ RUN pip install --no-cache-dir --no-deps --require-hashes -r /opt/everloop/requi
 
 COPY operator/everloop_operator /opt/everloop/everloop_operator
 COPY operator/everloop_gateway /opt/everloop/everloop_gateway
-RUN python -m compileall -q /opt/everloop/everloop_operator /opt/everloop/everloop_gateway \
+COPY operator/everloop_progress /opt/everloop/everloop_progress
+RUN python -m compileall -q /opt/everloop/everloop_operator /opt/everloop/everloop_gateway /opt/everloop/everloop_progress \
     && useradd --uid 1000 --no-create-home --home-dir /tmp everloop
 
 USER 1000:1000

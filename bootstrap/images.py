@@ -34,7 +34,7 @@ IMAGES = (
     Image(
         OPERATOR_IMAGE,
         REPOSITORY / "Dockerfile",
-        (REPOSITORY / "operator" / "everloop_operator", REPOSITORY / "operator" / "everloop_gateway"),
+        tuple(REPOSITORY / "operator" / f"everloop_{name}" for name in ("operator", "gateway", "progress")),
         "operator",
         ("python",),
         (),

@@ -232,9 +232,13 @@ class Calls:
             stream = parse_tinker_path(path, field)
         except MalformedId as error:
             raise Refusal(400, str(error)) from None
+        if path == principal.checkpoint:
+            return await self._existing(principal, stream, field, progress)
         return await self._bound(principal, stream, field, progress)
 
     def _may_read(self, principal: Principal, path: str) -> bool:
+        if path == principal.checkpoint:
+            return True
         try:
             return self._cluster.owns(principal, parse_tinker_path(path, "path").session_id)
         except MalformedId:
@@ -242,6 +246,9 @@ class Calls:
 
     async def _bound(self, principal: Principal, stream: Stream, field: str, progress: Progress) -> Binding:
         self._check_owner(principal, stream.session_id, field)
+        return await self._existing(principal, stream, field, progress)
+
+    async def _existing(self, principal: Principal, stream: Stream, field: str, progress: Progress) -> Binding:
         binding = await self._find(principal, stream, progress)
         if binding is None:
             raise Refusal(404, f"{field}: {stream.id!r} is not known; its storage may have been deleted")

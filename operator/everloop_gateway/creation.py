@@ -43,7 +43,8 @@ class Creation:
         progress.outage = cluster.api_outage_seconds
 
         def decide(sessions: list[SessionView]) -> SessionView | Create | Wait:
-            return place(base_model, namespace, sessions, cluster.catalogue.entries, needs_slot=needs_slot)
+            entries, only = cluster.catalogue.entries, principal.session
+            return place(base_model, namespace, sessions, entries, needs_slot=needs_slot, only=only)
 
         found: SessionView | Create | Wait | None
         right = time.monotonic()

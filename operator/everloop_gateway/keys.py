@@ -37,6 +37,10 @@ class KeyRecord:
     namespace: str
     subject: str
     expires: datetime | None
+    session: str = ""
+    """The one TrainingSession that new models may go to; empty for any."""
+    checkpoint: str = ""
+    """A checkpoint of somebody else's that may be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Principal:
     namespace: str
     key_id: str
     subject: str
+    session: str = ""
+    checkpoint: str = ""
 
 
 def secret_name(key_id: str) -> str:
@@ -71,7 +77,8 @@ def record_from_secret(secret: dict[str, Any]) -> KeyRecord:
     name = secret["metadata"]["name"]
     data = secret.get("data") or {}
     fields = {
-        field: _decode(name, field, data.get(field, "")) for field in ("sha256", "namespace", "subject", "expires")
+        field: _decode(name, field, data.get(field, ""))
+        for field in ("sha256", "namespace", "subject", "expires", "session", "checkpoint")
     }
     if not name.startswith("key-") or not re.fullmatch(r"[0-9a-f]{12}", name.removeprefix("key-")):
         raise InvalidKeySecret(f"Secret {name}: metadata.name: expected key-<12 hex digits>")
@@ -85,6 +92,8 @@ def record_from_secret(secret: dict[str, Any]) -> KeyRecord:
         namespace=fields["namespace"],
         subject=fields["subject"],
         expires=_expiry(name, fields["expires"]),
+        session=fields["session"],
+        checkpoint=fields["checkpoint"],
     )
 
 
@@ -96,7 +105,7 @@ def authenticate(key: str, record: KeyRecord | None, now: datetime) -> Principal
         raise Unauthorized("X-API-Key: unknown or revoked API key")
     if record.expires is not None and now >= record.expires:
         raise Unauthorized(f"X-API-Key: this API key expired at {record.expires.isoformat()}")
-    return Principal(record.namespace, record.key_id, record.subject)
+    return Principal(record.namespace, record.key_id, record.subject, record.session, record.checkpoint)
 
 
 def mint(

@@ -32,15 +32,17 @@ def place(
     catalogue: Sequence[CatalogueEntry],
     *,
     needs_slot: bool,
+    only: str = "",
 ) -> SessionView | Create | Wait:
     """Decide where a new model (needs_slot) or a new sampling session goes.
 
     Of several sessions that serve the base model: the one labelled as default, else one that is serving, else one
     that may yet serve; the oldest of these; none that is full, failed or stopped while the catalogue allows another.
     It is waited for until its claim is known, which is to own the binding, and for a little while if it
-    names a claim that is not there. Raises Unplaceable.
+    names a claim that is not there. Where `only` names a session, no other is looked at, and none is made.
+    Raises Unplaceable.
     """
-    present = [session for session in sessions if session.namespace == namespace]
+    present = [s for s in sessions if s.namespace == namespace and only in ("", s.name)]
     living = [session for session in present if not session.deleting]
     served = {session.base_model for session in living}
     wanted = base_model if base_model in served else canonical_name(base_model, catalogue)
@@ -48,7 +50,8 @@ def place(
     with_room = [session for session in matching if not (needs_slot and session.full)]
     # A default that failed is not passed over: somebody has said that it is to be this one.
     best = next((s for s in with_room if s.default or not s.over), None)
-    template = next((e.template for e in catalogue if e.name == wanted and e.creatable_in(namespace)), None)
+    creatable = [] if only else [e for e in catalogue if e.creatable_in(namespace)]
+    template = next((entry.template for entry in creatable if entry.name == wanted), None)
     if best is None and template is not None:
         return _another(base_model, wanted, template, present)
     if best is None and matching:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -13,16 +14,23 @@ from typing import TypeVar
 
 import structlog
 
-from everloop_operator.api.tokens import session_token
-from everloop_operator.cluster import kube, trainer, watch
-from everloop_operator.core.plan import Settings
+from everloop_operator.api import names, tokens
+from everloop_operator.cluster import kube, progress, trainer, watch
+from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll
+from everloop_operator.core.jobs.report import ProgressReport
+from everloop_operator.core.plan import Poll, Settings
+from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.execute import Executor
+from everloop_operator.loop.job_execute import JobCredentials, JobExecutor
+from everloop_operator.loop.job_pass import JobPass
 from everloop_operator.loop.liveness import Liveness
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
 from everloop_operator.loop.ports import Absent, ClusterError, Refused
 from everloop_operator.loop.resync import Resync
+from everloop_operator.loop.session_pass import SessionPass
+from everloop_operator.loop.statuses import StatusWriter
 from everloop_operator.loop.work_queue import WorkQueue
 from everloop_operator.loop.worker import Worker
 
@@ -47,28 +55,24 @@ class Stopped(Exception):
 
 async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ClusterError when the cluster is not fit for it, and what ends a watch."""
-    cluster = kube.Kube(await kube.load_configuration())
-    client = trainer.TrainerClient()
+    cluster = kube.Kube(await kube.load_configuration(), settings.release_namespace)
+    trainers, readers = trainer.TrainerClient(), progress.ProgressClient()
     queue, cache = WorkQueue(), Cache(now, settings.node_rules)
-    poller = Poller(client, queue.add, now)
+    poller = Poller(trainers.answer, queue.add, now)
+    progress_poller = Poller(readers.ask, queue.add, now)
     try:
-        master = await _patiently(lambda: _master_key(cluster, settings.release_namespace), stop)
-
-        def token(uid: str, attempt: int) -> str:
-            return session_token(master, uid, attempt)
-
-        executor = Executor(cluster, cache, token, now)
-        observer = Observer(cluster, cache, poller, now)
-        plan_settings = Settings(
-            settings.trainer_image, settings.gateway_endpoint, settings.node_lost_seconds, settings.fleet_cap
-        )
-        worker = Worker(queue, cache, observer, executor, poller, token, plan_settings)
+        master = await _patiently(lambda: _master_key(cluster), stop)
+        statuses = StatusWriter(cluster, cache)
+        sessions = _session_pass(cluster, cache, statuses, poller, master, settings)
+        jobs = _job_pass(cluster, cache, statuses, progress_poller, master, settings)
+        passes = {names.TRAINING_SESSION_KIND: sessions.reconcile, names.RL_JOB_KIND: jobs.reconcile}
+        worker = Worker(queue, passes)
         resync = Resync(cluster, cache, queue)
         alive = Liveness(queue, resync)
         # Before the first pass everything is known: a session whose pod was not listed yet would look lost.
         await _patiently(resync.once, stop)
         endpoint = f"http://{settings.pod_ip}:{LIVENESS_PORT}/healthz"
-        log.info("started", sessions=len(cache.keys()), nodes=len(cache.nodes()))
+        log.info("started", objects=len(cache.keys()), nodes=len(cache.nodes()))
         handlers = watch.registry(cache, queue, alive, stop)
         watching = asyncio.create_task(watch.watch(handlers, liveness_endpoint=endpoint, stop=stop))
         own = [asyncio.create_task(task) for task in (worker.run(), resync.run(), alive.run(), _until(stop))]
@@ -80,6 +84,7 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
                 task.cancel()
             await asyncio.gather(*own, return_exceptions=True)
             await poller.close()
+            await progress_poller.close()
             stop.set()
             await asyncio.gather(watching, return_exceptions=True)
         for task in done:
@@ -87,13 +92,53 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     finally:
         queue.close()
         await poller.close()
-        await client.close()
+        await progress_poller.close()
+        await trainers.close()
+        await readers.close()
         await cluster.close()
 
 
-async def _master_key(cluster: kube.Kube, namespace: str) -> bytes:
+def _session_pass(
+    cluster: kube.Kube,
+    cache: Cache,
+    statuses: StatusWriter,
+    poller: Poller[Poll, TrainerReport],
+    master: bytes,
+    settings: OperatorSettings,
+) -> SessionPass:
+    def token(uid: str, attempt: int) -> str:
+        return tokens.session_token(master, uid, attempt)
+
+    plan_settings = Settings(
+        settings.trainer_image, settings.gateway_endpoint, settings.node_lost_seconds, settings.fleet_cap
+    )
+    observer = Observer(cluster, cache, poller, now)
+    executor = Executor(cluster, cache, statuses, token, now)
+    return SessionPass(cache, observer, executor, poller, token, plan_settings)
+
+
+def _job_pass(
+    cluster: kube.Kube,
+    cache: Cache,
+    statuses: StatusWriter,
+    poller: Poller[ProgressPoll, ProgressReport],
+    master: bytes,
+    settings: OperatorSettings,
+) -> JobPass:
+    credentials = JobCredentials(
+        token=functools.partial(tokens.progress_token, master),
+        key=functools.partial(tokens.job_key, master),
+        key_id=functools.partial(tokens.job_key_id, master),
+        release_namespace=settings.release_namespace,
+    )
+    plan_settings = JobSettings(settings.operator_image, settings.gateway_endpoint, settings.node_lost_seconds)
+    executor = JobExecutor(cluster, cache, statuses, credentials, now)
+    return JobPass(cluster, cache, executor, poller, credentials, plan_settings, now)
+
+
+async def _master_key(cluster: kube.Kube) -> bytes:
     await cluster.self_check()
-    return await cluster.master_key(namespace)
+    return await cluster.master_key()
 
 
 async def _patiently(read: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:

@@ -21,6 +21,8 @@ class OperatorSettings:
     """What the installation tells the operator."""
 
     release_namespace: str
+    operator_image: str
+    """The image of this process, which holds the progress reader of driver pods too."""
     trainer_image: str
     gateway_endpoint: str
     pod_ip: str
@@ -36,6 +38,7 @@ def read(environment: Mapping[str, str]) -> OperatorSettings:
     """Raises SettingsError."""
     return OperatorSettings(
         release_namespace=_required(environment, "EVERLOOP_RELEASE_NAMESPACE"),
+        operator_image=_required(environment, "EVERLOOP_OPERATOR_IMAGE"),
         trainer_image=_required(environment, "EVERLOOP_TRAINER_IMAGE"),
         gateway_endpoint=environment.get("EVERLOOP_GATEWAY_ENDPOINT", ""),
         pod_ip=_required(environment, "POD_IP"),

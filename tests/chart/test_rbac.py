@@ -124,4 +124,4 @@ def test_users_rights_join_kubernetes_own_roles(objects: Objects) -> None:
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
     assert {right[3] for right in rights(view)} == {"get", "list", "watch"}
-    assert {right[1] for right in rights(edit)} == {names.TRAINING_SESSION_PLURAL}
+    assert {right[1] for right in rights(edit)} == {names.TRAINING_SESSION_PLURAL, names.RL_JOB_PLURAL}

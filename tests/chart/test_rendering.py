@@ -99,6 +99,7 @@ def test_pods_leave_a_lost_node_within_seconds(helm: Helm) -> None:
 def test_environment_is_the_one_the_programs_read(helm: Helm, tmp_path: Path) -> None:
     """Both programs accept the rendered environment and read in it what the values say; no variable goes unread."""
     values = {
+        "image": "operator:7",
         "trainerImage": "trainer:7",
         "operator": {"nodeLostSeconds": 3.5},
         "gateway": {"logLevel": "DEBUG", "endpoint": "https://everloop.example.com"},
@@ -112,6 +113,7 @@ def test_environment_is_the_one_the_programs_read(helm: Helm, tmp_path: Path) ->
     environments["everloop-operator"]["EVERLOOP_NODE_RULES"] = str(rules)
     assert read_operator(environments["everloop-operator"]) == OperatorSettings(
         release_namespace="ours",
+        operator_image="operator:7",
         trainer_image="trainer:7",
         gateway_endpoint="https://everloop.example.com",
         pod_ip="127.11.0.5",

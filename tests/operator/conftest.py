@@ -6,6 +6,7 @@ import itertools
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,18 @@ def api(plane: ControlPlane) -> Iterator[Api]:
     kubeconfig = plane.write_kubeconfig(plane.directory / "admin.kubeconfig")
     kubectl = [str(plane.directory / "kubectl"), "--kubeconfig", str(kubeconfig)]
     subprocess.run([*kubectl, "apply", "--server-side", "-f", str(ROOT / "crds")], check=True, capture_output=True)
-    name = "trainingsessions.everloop.dev"
-    subprocess.run([*kubectl, "wait", "--for=condition=Established", f"crd/{name}"], check=True, capture_output=True)
-    path = "/apis/everloop.dev/v1alpha1/trainingsessions"
+    plurals = ("trainingsessions", "rljobs")
+    definitions = [f"crd/{plural}.everloop.dev" for plural in plurals]
+    subprocess.run([*kubectl, "wait", "--for=condition=Established", *definitions], check=True, capture_output=True)
     with closing(Api(plane)) as api:
-        eventually("the resource is served", lambda: api.request("GET", path).status_code == 200)
+        for plural in plurals:
+            path = f"/apis/everloop.dev/v1alpha1/{plural}"
+            eventually(f"{plural} are served", partial(served, api, path))
         yield api
+
+
+def served(api: Api, path: str) -> bool:
+    return api.request("GET", path).status_code == 200
 
 
 def grant(api: Api) -> None:

@@ -167,9 +167,9 @@ GOOD = (FULL, WITH_TEMPLATE)
 """Between them they have every field."""
 
 
-def schema() -> Schema:
-    """The schema of a TrainingSession."""
-    version: Schema = crd.training_session_crd()["spec"]["versions"][0]
+def schema(definition: Schema | None = None) -> Schema:
+    """The schema of a TrainingSession, or of what is defined here."""
+    version: Schema = (definition or crd.training_session_crd())["spec"]["versions"][0]
     result: Schema = version["schema"]["openAPIV3Schema"]
     return result
 

@@ -36,14 +36,15 @@ def walk(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, 
 def test_files_are_what_the_models_generate(crds: Path) -> None:
     """`make crds` was run, and the YAML means what the generator built."""
     assert {path.name: path.read_text() for path in crds.iterdir()} == crd.files()
-    [text] = crd.files().values()
-    assert yaml.safe_load(text) == crd.training_session_crd()
-    assert len(text) < 200_000
+    for text, built in zip(crd.files().values(), (crd.rl_job_crd(), crd.training_session_crd()), strict=True):
+        assert yaml.safe_load(text) == built
+        assert len(text) < 200_000
 
 
-def test_every_field_is_described_and_bounded() -> None:
+@pytest.mark.parametrize("definition", [crd.training_session_crd(), crd.rl_job_crd()], ids=["tsess", "rlj"])
+def test_every_field_is_described_and_bounded(definition: dict[str, Any]) -> None:
     """Structural lint: known keywords only, a description per field, a limit for every string, list and map."""
-    for path, node in walk(schema()):
+    for path, node in walk(schema(definition)):
         assert set(node) <= ALLOWED, path
         if path and path not in ("metadata",) and not path.endswith(("[]", "{}")):
             assert node.get("description"), path

@@ -1,18 +1,15 @@
-"""Queue, cache, poller and the carrying out of plans: what happens when signals come late, twice, or never."""
+"""Queue, cache and the carrying out of plans: what happens when signals come late, twice, or never."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 import pytest
 
 from everloop_operator.api import names
 from everloop_operator.api.training_session_status import ModelStatus
-from everloop_operator.core.events import Event
 from everloop_operator.core.plan import Poll, plan
 from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop import liveness, resync
@@ -20,119 +17,21 @@ from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.execute import Executor
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
-from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Key, Listed, Refused, Unanswered
+from everloop_operator.loop.ports import ClusterError, Conflict, Key, Listed, Unanswered
+from everloop_operator.loop.session_pass import SessionPass
+from everloop_operator.loop.statuses import StatusWriter
 from everloop_operator.loop.work_queue import WorkQueue
-from everloop_operator.loop.worker import Worker
-from tests.operator.builders import NOW, SETTINGS, report
+from tests.operator.builders import NOW, SETTINGS
+from tests.operator.one_cluster import OneCluster, clock
 from tests.operator.world import session_body
 
 KEY = Key("team", "tuned")
 
 
-def clock() -> datetime:
-    return NOW
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Lets other tasks run until this holds."""
-    async with asyncio.timeout(5):
-        for _ in iter(true, True):
-            await asyncio.sleep(0.001)
-
-
-class OneCluster:
-    """`Cluster` over plain dicts, with a log of what was written, and a failure on demand."""
-
-    def __init__(self) -> None:
-        self.pods: dict[str, dict[str, Any]] = {}
-        self.nodes: dict[str, dict[str, Any]] = {}
-        self.sessions: dict[str, dict[str, Any]] = {}
-        self.written: list[str] = []
-        self.events: list[Event] = []
-        self.version = 100
-        self.refuse = ""
-        self.refuse_events = False
-        self.broken = ""
-        self.conflict = False
-        self.claims_read = 0
-
-    def stamped(self, body: Body, **metadata: Any) -> dict[str, Any]:
-        self.version += 1
-        merged = {"uid": f"uid-{body['metadata']['name']}", **body["metadata"], **metadata}
-        return {**body, "metadata": {**merged, "resourceVersion": str(self.version)}}
-
-    def add_session(self) -> dict[str, Any]:
-        body = self.stamped(session_body(KEY.name), namespace=KEY.namespace, generation=1)
-        self.sessions[KEY.name] = body
-        return body
-
-    async def list_sessions(self) -> Listed:
-        return Listed(tuple(self.sessions.values()), self.version)
-
-    async def list_pods(self) -> Listed:
-        return Listed(tuple(self.pods.values()), self.version)
-
-    async def list_nodes(self) -> Listed:
-        return Listed(tuple(self.nodes.values()), self.version)
-
-    async def pod(self, namespace: str, name: str) -> Body:
-        if name not in self.pods:
-            raise Absent(name)
-        return self.pods[name]
-
-    async def node(self, name: str) -> Body:
-        if name not in self.nodes:
-            raise Absent(name)
-        return self.nodes[name]
-
-    async def claim(self, namespace: str, name: str) -> Body:
-        self.claims_read += 1
-        metadata = {"name": name, "uid": f"uid-{name}-{self.claims_read}"}
-        return {"metadata": metadata, "spec": {}, "status": {"phase": "Bound", "accessModes": ["ReadWriteMany"]}}
-
-    async def volume(self, name: str) -> Body:
-        raise Absent(name)
-
-    async def events_of(self, namespace: str, kind: str, name: str) -> Listed:
-        return Listed((), self.version)
-
-    async def create_claim(self, body: Body) -> None:
-        self.written.append(f"claim {body['metadata']['name']}")
-
-    async def apply(self, body: Body) -> Body:
-        self.written.append(f"apply {body['kind']} {body['metadata']['name']}")
-        if body["kind"] == "Pod" and self.broken:
-            raise ClusterError(self.broken)
-        if body["kind"] == "Pod" and self.refuse:
-            raise Refused(self.refuse)
-        made = self.stamped(body, creationTimestamp="2026-05-01T11:59:00Z")
-        if body["kind"] == "Pod":
-            self.pods[body["metadata"]["name"]] = made
-        return made
-
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, force: bool) -> None:
-        self.written.append(f"delete Pod {name}")
-
-    async def delete_secret(self, namespace: str, name: str) -> None:
-        self.written.append(f"delete Secret {name}")
-
-    async def write_status(self, body: Body, status: Body) -> Body:
-        if self.conflict:
-            raise Conflict("somebody wrote")
-        self.written.append(f"status {status['phase']}")
-        self.sessions[KEY.name] = self.stamped({**body, "status": status})
-        return self.sessions[KEY.name]
-
-    async def post_event(self, body: Body, event: Event, time: datetime) -> None:
-        if self.refuse_events:
-            raise Refused("forbidden")
-        self.events.append(event)
-
-
 class Silent:
     """A trainer that never answers."""
 
-    async def ask(self, ip: str, token: str, *, snapshot: str = "") -> TrainerReport:
+    async def ask(self, poll: Poll, token: str) -> TrainerReport:
         raise Unanswered("ConnectTimeout")
 
 
@@ -142,36 +41,37 @@ class Loop:
     def __init__(self) -> None:
         self.cluster = OneCluster()
         self.queue, self.cache = WorkQueue(), Cache(clock)
-        self.poller = Poller(Silent(), self.queue.add, clock)
-        self.executor = Executor(self.cluster, self.cache, lambda uid, attempt: f"token {attempt}", clock)
+        self.poller = Poller(Silent().ask, self.queue.add, clock)
+        statuses = StatusWriter(self.cluster, self.cache)
+        self.executor = Executor(self.cluster, self.cache, statuses, lambda uid, attempt: f"token {attempt}", clock)
         self.observer = Observer(self.cluster, self.cache, self.poller, clock)
-        self.worker = Worker(
-            self.queue, self.cache, self.observer, self.executor, self.poller, lambda uid, attempt: "", SETTINGS
+        self.passes = SessionPass(
+            self.cache, self.observer, self.executor, self.poller, lambda uid, attempt: "", SETTINGS
         )
 
 
 async def test_pass_writes_once_and_then_rests() -> None:
     """First pass: secret, pod, status, events. Second pass, from the same state: nothing."""
     loop = Loop()
-    loop.cache.put_session(loop.cluster.add_session())
-    await loop.worker.reconcile(KEY)
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
+    await loop.passes.reconcile(KEY)
     assert loop.cluster.written == ["apply Secret tuned-a1-token", "apply Pod tuned-a1-0", "status Pending"]
     assert [event.reason for event in loop.cluster.events] == ["PodCreated"]
-    await loop.worker.reconcile(KEY)  # the status says now that the pod exists
+    await loop.passes.reconcile(KEY)  # the status says now that the pod exists
     del loop.cluster.written[:]
-    await loop.worker.reconcile(KEY)
+    await loop.passes.reconcile(KEY)
     assert loop.cluster.written == []
 
 
 async def test_claims_are_read_again_once_the_pod_has_its_node() -> None:
     """Until then another claim may take the name; from then on the pod keeps the claim from going away."""
     loop = Loop()
-    loop.cache.put_session(loop.cluster.add_session())
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
 
     async def claim_uid() -> str:
         for _ in range(2):
-            await loop.worker.reconcile(KEY)
-        return str(loop.cluster.sessions[KEY.name]["status"]["storage"]["claimUID"])
+            await loop.passes.reconcile(KEY)
+        return str(loop.cluster.objects[KEY]["status"]["storage"]["claimUID"])
 
     before = await claim_uid()
     pod = loop.cluster.pods["tuned-a1-0"]
@@ -186,89 +86,89 @@ async def test_claims_are_read_again_once_the_pod_has_its_node() -> None:
 async def test_own_pod_is_known_before_the_watch_shows_it() -> None:
     """The answer to the apply goes into the cache: a pass that follows at once makes no second pod."""
     loop = Loop()
-    loop.cache.put_session(loop.cluster.add_session())
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
     for _ in range(3):
-        await loop.worker.reconcile(KEY)
+        await loop.passes.reconcile(KEY)
     assert list(loop.cluster.pods) == ["tuned-a1-0"]
 
 
 async def test_pod_that_the_cache_lacks_is_read_before_it_counts_as_lost() -> None:
     """A restarted operator, or a missed event, must not cost an attempt."""
     loop = Loop()
-    loop.cache.put_session(loop.cluster.add_session())
-    await loop.worker.reconcile(KEY)
-    await loop.worker.reconcile(KEY)
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
+    await loop.passes.reconcile(KEY)
+    await loop.passes.reconcile(KEY)
     late = Loop()
     late.cluster.pods, late.cluster.version = loop.cluster.pods, 1000
-    late.cache.put_session(loop.cluster.sessions[KEY.name])
-    await late.worker.reconcile(KEY)
+    late.cache.put(loop.cluster.objects[KEY])
+    await late.passes.reconcile(KEY)
     assert [line for line in late.cluster.written if "Pod" in line] == []
 
 
 async def test_failed_status_write_is_told_later() -> None:
     """Events only after the status: a conflict leaves no story that never happened, and the next pass tells it."""
     loop = Loop()
-    loop.cache.put_session(loop.cluster.add_session())
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
     loop.cluster.conflict = True
     with pytest.raises(Conflict):
-        await loop.worker.reconcile(KEY)
+        await loop.passes.reconcile(KEY)
     assert loop.cluster.events == []
     loop.cluster.conflict = False
-    await loop.worker.reconcile(KEY)
-    assert loop.cluster.sessions[KEY.name]["status"]["attempt"] == 1
+    await loop.passes.reconcile(KEY)
+    assert loop.cluster.objects[KEY]["status"]["attempt"] == 1
 
 
 async def test_refused_pod_is_reported_and_not_repeated() -> None:
     """The refusal is remembered: the next pass writes it into the status instead of asking again."""
     loop = Loop()
     loop.cluster.refuse = "limits: Invalid value"
-    loop.cache.put_session(loop.cluster.add_session())
-    assert await loop.worker.reconcile(KEY) == 0.0
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
+    assert await loop.passes.reconcile(KEY) == 0.0
     del loop.cluster.written[:]
-    await loop.worker.reconcile(KEY)
+    await loop.passes.reconcile(KEY)
     assert loop.cluster.written == ["status Failed"]
 
 
 async def test_lost_session_does_not_pass_for_serving_while_no_pod_can_be_made() -> None:
     """A webhook that died with the same node fails every creation: the status says so, and the pass is repeated."""
     loop = Loop()
-    loop.cache.put_session(loop.cluster.add_session())
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
     for _ in range(2):
-        await loop.worker.reconcile(KEY)
-    body = loop.cluster.sessions[KEY.name]
-    loop.cache.put_session(loop.cluster.stamped({**body, "status": {**body["status"], "phase": "Running"}}))
+        await loop.passes.reconcile(KEY)
+    body = loop.cluster.objects[KEY]
+    loop.cache.put(loop.cluster.stamped({**body, "status": {**body["status"], "phase": "Running"}}))
     loop.cluster.pods.clear()
-    loop.cache.replace(sessions=Listed((), 0), pods=Listed((), 9999), nodes=NOTHING)
+    loop.cache.replace(sessions=Listed((), 0), jobs=NOTHING, pods=Listed((), 9999), nodes=NOTHING)
     loop.cluster.broken = "500: failed calling webhook"
     for _ in range(2):
         with pytest.raises(ClusterError, match="webhook"):
-            await loop.worker.reconcile(KEY)
-        status = loop.cluster.sessions[KEY.name]["status"]
+            await loop.passes.reconcile(KEY)
+        status = loop.cluster.objects[KEY]["status"]
         assert (status["phase"], status["attempt"]) == ("Recovering", 1)
         [pods_ready] = [item for item in status["conditions"] if item["type"] == "PodsReady"]
         assert (pods_ready["reason"], pods_ready["message"]) == ("PodCreating", loop.cluster.broken)
     loop.cluster.broken = ""
-    await loop.worker.reconcile(KEY)
+    await loop.passes.reconcile(KEY)
     assert list(loop.cluster.pods) == ["tuned-a2-0"]
-    assert [entry["id"] for entry in loop.cluster.sessions[KEY.name]["status"]["recoveries"]] == ["a2"]
+    assert [entry["id"] for entry in loop.cluster.objects[KEY]["status"]["recoveries"]] == ["a2"]
 
 
 async def test_event_that_is_refused_does_not_stop_the_session() -> None:
     """In a namespace that is being deleted, for instance, no event can be made."""
     loop = Loop()
-    loop.cache.put_session(loop.cluster.add_session())
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
     loop.cluster.refuse_events = True
-    await loop.worker.reconcile(KEY)
+    await loop.passes.reconcile(KEY)
     assert loop.cluster.written[-1] == "status Pending"
 
 
 async def test_progress_is_written_every_fifteen_seconds_at_most() -> None:
     """What is not urgent is put off, and the pass says until when."""
     loop = Loop()
-    loop.cache.put_session(loop.cluster.add_session())
-    await loop.worker.reconcile(KEY)
-    await loop.worker.reconcile(KEY)
-    body = loop.cache.session(KEY)
+    loop.cache.put(loop.cluster.add(session_body(KEY.name)))
+    await loop.passes.reconcile(KEY)
+    await loop.passes.reconcile(KEY)
+    body = loop.cache.get(KEY)
     assert body is not None
     observed = await loop.observer.observe(KEY, body, None)
     todo = plan(observed, SETTINGS)
@@ -395,7 +295,7 @@ def test_resync_removes_ghosts() -> None:
     cache.put_pod(pod_body(5))
     cache.put_node(node_body(5, "True"))
     cache.begin_resync()
-    assert cache.replace(sessions=NOTHING, pods=Listed((), 9), nodes=Listed((), 9)) == {KEY}
+    assert cache.replace(sessions=NOTHING, jobs=NOTHING, pods=Listed((), 9), nodes=Listed((), 9)) == {KEY}
     assert (cache.pods(KEY), cache.nodes()) == ([], {})
 
 
@@ -405,72 +305,9 @@ def test_resync_keeps_what_is_newer_than_its_lists() -> None:
     cache.begin_resync()
     cache.put_pod(pod_body(12))
     cache.drop_node(node_body(11, "True"))
-    cache.replace(sessions=NOTHING, pods=Listed((), 9), nodes=Listed((node_body(8, "True"),), 9))
+    cache.replace(sessions=NOTHING, jobs=NOTHING, pods=Listed((), 9), nodes=Listed((node_body(8, "True"),), 9))
     assert [item.version for item in cache.pods(KEY)] == [12]
     assert cache.nodes() == {}
-
-
-# --- poller ---------------------------------------------------------------------------------------------------------
-
-
-class Answers:
-    """A trainer that gives these answers one after the other, and then the last for ever."""
-
-    def __init__(self, *answers: TrainerReport | str) -> None:
-        self.answers = list(answers)
-        self.asked = 0
-
-    async def ask(self, ip: str, token: str, *, snapshot: str = "") -> TrainerReport:
-        self.asked += 1
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, str):
-            raise Unanswered(answer)
-        return answer
-
-
-async def test_poller_wakes_on_news_only() -> None:
-    """The same answer again is no reason for a pass; silence is, and keeps the last report."""
-    woken: list[Key] = []
-    trainer = Answers(report(), report(), "ReadTimeout", "ReadTimeout", report(1, "Recovering"))
-    poller = Poller(trainer, woken.append, clock)
-    poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
-    await until(lambda: trainer.asked >= 8)
-    assert len(woken) == 3
-    assert poller.trainer(KEY, "another pod").report is None
-    known = poller.trainer(KEY, "u").report
-    assert known is not None
-    assert known.state == "Recovering"
-    await poller.close()
-
-
-async def test_poller_outlives_a_defect() -> None:
-    """An answer that nobody foresaw counts as none, and the next one is asked for: the old report must not stand."""
-
-    class Broken(Answers):
-        async def ask(self, ip: str, token: str, *, snapshot: str = "") -> TrainerReport:
-            answer = await super().ask(ip, token, snapshot=snapshot)
-            if self.asked == 2:
-                raise ZeroDivisionError
-            return answer
-
-    trainer, seen = Broken(report()), list[str]()
-    poller = Poller(trainer, lambda key: seen.append(poller.trainer(key, "u").problem), clock)
-    poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
-    await until(lambda: trainer.asked >= 4)
-    assert seen == ["", "ZeroDivisionError", ""]
-    await poller.close()
-
-
-async def test_poller_forgets_the_old_pod() -> None:
-    """A new pod starts without a report; nobody to ask ends the asking."""
-    poller = Poller(Answers(report()), lambda key: None, clock)
-    poller.want(KEY, Poll("127.0.0.9", "u", 1, 60.0), "t")
-    await until(lambda: poller.trainer(KEY, "u").report is not None)
-    poller.want(KEY, Poll("127.0.0.8", "v", 2, 60.0), "t")
-    assert poller.trainer(KEY, "v").report is None
-    poller.want(KEY, None)
-    assert poller.trainer(KEY, "v").report is None
-    await poller.close()
 
 
 # --- liveness -------------------------------------------------------------------------------------------------------

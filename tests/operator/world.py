@@ -158,6 +158,7 @@ class Operator:
             "PYTHONPATH": str(ROOT / "operator"),
             "KUBECONFIG": str(kubeconfig),
             "EVERLOOP_RELEASE_NAMESPACE": RELEASE,
+            "EVERLOOP_OPERATOR_IMAGE": "everloop-operator:test",
             "EVERLOOP_TRAINER_IMAGE": "everloop-trainer:test",
             "EVERLOOP_GATEWAY_ENDPOINT": "http://gateway.example:8000",
             "EVERLOOP_NODE_LOST_SECONDS": "1",

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from . import names
+from .rl_job import RLJob
 from .training_session import TrainingSession
 
 COPIED = frozenset(
@@ -60,6 +61,29 @@ PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
     {"name": "Recoveries", "type": "integer", "jsonPath": ".status.recoveryCount"},
     {"name": "Base model", "type": "string", "jsonPath": ".spec.baseModel.name", "priority": 1},
     {"name": "Checkpoint", "type": "string", "jsonPath": ".status.latestCheckpoint.name", "priority": 1},
+    {
+        "name": "Message",
+        "type": "string",
+        "jsonPath": '.status.conditions[?(@.type=="Ready")].message',
+        "priority": 1,
+    },
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+)
+
+JOB_PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
+    {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
+    {"name": "Iteration", "type": "integer", "jsonPath": ".status.progress.iteration"},
+    {"name": "Reward", "type": "string", "jsonPath": ".status.progress.reward"},
+    {"name": "Evaluation", "type": "string", "jsonPath": ".status.evaluation.value"},
+    {
+        "name": "ETA",
+        "type": "integer",
+        "jsonPath": ".status.progress.etaSeconds",
+        "description": "Seconds until the limit of iterations, at the present pace",
+    },
+    {"name": "Session", "type": "string", "jsonPath": ".status.session.name", "priority": 1},
+    {"name": "Attempt", "type": "integer", "jsonPath": ".status.attempt", "priority": 1},
+    {"name": "Checkpoint", "type": "string", "jsonPath": ".status.latestCheckpoint.location", "priority": 1},
     {
         "name": "Message",
         "type": "string",
@@ -128,27 +152,50 @@ def _merge(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]
 
 def training_session_crd() -> dict[str, Any]:
     """The CustomResourceDefinition of TrainingSession."""
-    schema = structural(TrainingSession)
+    words = {
+        "kind": names.TRAINING_SESSION_KIND,
+        "plural": names.TRAINING_SESSION_PLURAL,
+        "singular": names.TRAINING_SESSION_SINGULAR,
+        "shortNames": [names.TRAINING_SESSION_SHORT],
+    }
+    return _definition(TrainingSession, words, PRINTER_COLUMNS)
+
+
+def rl_job_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition of RLJob."""
+    words = {
+        "kind": names.RL_JOB_KIND,
+        "plural": names.RL_JOB_PLURAL,
+        "singular": names.RL_JOB_SINGULAR,
+        "shortNames": [names.RL_JOB_SHORT],
+    }
+    return _definition(RLJob, words, JOB_PRINTER_COLUMNS)
+
+
+def _definition(
+    model: type[BaseModel], words: Mapping[str, Any], columns: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    schema = structural(model)
     schema["properties"]["status"].pop("default")
     schema["properties"] = {
         "apiVersion": {"type": "string", "description": "Version of the schema: everloop.dev/v1alpha1."},
-        "kind": {"type": "string", "description": "TrainingSession."},
+        "kind": {"type": "string", "description": f"{words['kind']}."},
         "metadata": {"type": "object"},
         **schema["properties"],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.TRAINING_SESSION_PLURAL}.{names.GROUP}"},
+        "metadata": {"name": f"{words['plural']}.{names.GROUP}"},
         "spec": {
             "group": names.GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": names.TRAINING_SESSION_KIND,
-                "listKind": f"{names.TRAINING_SESSION_KIND}List",
-                "plural": names.TRAINING_SESSION_PLURAL,
-                "singular": names.TRAINING_SESSION_SINGULAR,
-                "shortNames": [names.TRAINING_SESSION_SHORT],
+                "kind": words["kind"],
+                "listKind": f"{words['kind']}List",
+                "plural": words["plural"],
+                "singular": words["singular"],
+                "shortNames": words["shortNames"],
                 "categories": ["all", names.CATEGORY],
             },
             "versions": [
@@ -157,7 +204,7 @@ def training_session_crd() -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": list(PRINTER_COLUMNS),
+                    "additionalPrinterColumns": list(columns),
                     "schema": {"openAPIV3Schema": schema},
                 }
             ],
@@ -193,7 +240,10 @@ def _lines(value: Any, depth: int) -> list[str]:
 
 def files() -> dict[str, str]:
     """File name -> content of every CRD."""
-    return {f"{names.GROUP}_{names.TRAINING_SESSION_PLURAL}.yaml": render(training_session_crd())}
+    return {
+        f"{names.GROUP}_{names.RL_JOB_PLURAL}.yaml": render(rl_job_crd()),
+        f"{names.GROUP}_{names.TRAINING_SESSION_PLURAL}.yaml": render(training_session_crd()),
+    }
 
 
 def main(arguments: list[str]) -> int:

@@ -14,6 +14,10 @@ TRAINING_SESSION_KIND = "TrainingSession"
 TRAINING_SESSION_PLURAL = "trainingsessions"
 TRAINING_SESSION_SINGULAR = "trainingsession"
 TRAINING_SESSION_SHORT = "tsess"
+RL_JOB_KIND = "RLJob"
+RL_JOB_PLURAL = "rljobs"
+RL_JOB_SINGULAR = "rljob"
+RL_JOB_SHORT = "rlj"
 
 OPERATOR_FIELD_MANAGER = "everloop-operator"
 GATEWAY_FIELD_MANAGER = "everloop-gateway"
@@ -25,8 +29,13 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "everloop"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 COMPONENT_TRAINER = "trainer"
+COMPONENT_DRIVER = "driver"
 LABEL_SESSION = f"{GROUP}/session"
 """Name of the TrainingSession that a child belongs to."""
+LABEL_JOB = f"{GROUP}/job"
+"""Name of the RLJob that a child belongs to."""
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+"""On the API key of a job, which lies in the release namespace: UID of the RLJob."""
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 """Number of the attempt that a child belongs to, decimal."""
 LABEL_DEFAULT = f"{GROUP}/default"
@@ -42,6 +51,7 @@ TYPE_LINEAGE = "lineage"
 TYPE_INTENT = "intent"
 TYPE_MASTER_KEY = "master-key"
 TYPE_SESSION_TOKEN = "session-token"  # noqa: S105 - a label value
+TYPE_DRIVER = "driver"
 
 # --- annotations ----------------------------------------------------------------------------------------------------
 
@@ -49,6 +59,9 @@ ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
 """On a session pod: hash of all that its attempt was built from; another hash asks for a new attempt."""
 ANNOTATION_AVOIDED_NODES = f"{GROUP}/avoided-nodes"
 """On a session pod: hostnames that it must not run on because sessions failed there, separated by commas."""
+
+ANNOTATION_RESUME = f"{GROUP}/resume"
+"""On a driver pod: `<iteration> <checkpoint>` that its driver goes on from; `0 ` for none."""
 
 # --- finalizers -----------------------------------------------------------------------------------------------------
 
@@ -67,6 +80,10 @@ JOURNAL_CLAIM_SUFFIX = "-journal"
 TRAINER_PORT = 8080
 GATEWAY_PORT = 8000
 TRAINER_CONTAINER = "trainer"
+API_KEY_FIELD = "api-key"
+PROGRESS_PORT = 8082
+DRIVER_CONTAINER = "driver"
+PROGRESS_CONTAINER = "progress"
 
 NODE_HOSTNAME_LABEL = "kubernetes.io/hostname"
 TAINT_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -95,6 +112,8 @@ PHASES = (
     PHASE_STOPPED,
     PHASE_FAILED,
 )
+PHASE_COMPLETED = "Completed"
+JOB_PHASES = (PHASE_PENDING, PHASE_RUNNING, PHASE_RECOVERING, PHASE_SUSPENDED, PHASE_COMPLETED, PHASE_FAILED)
 
 # --- condition types ------------------------------------------------------------------------------------------------
 
@@ -115,6 +134,16 @@ CONDITION_TYPES = (
     CONDITION_VOLUMES_READY,
     CONDITION_BASE_MODEL_READY,
     CONDITION_NODES_HEALTHY,
+)
+CONDITION_COMPLETE = "Complete"
+CONDITION_SESSION_READY = "SessionReady"
+JOB_CONDITION_TYPES = (
+    CONDITION_READY,
+    CONDITION_RECONCILING,
+    CONDITION_STALLED,
+    CONDITION_COMPLETE,
+    CONDITION_SESSION_READY,
+    CONDITION_PODS_READY,
 )
 
 # --- reasons of conditions ------------------------------------------------------------------------------------------
@@ -155,6 +184,20 @@ REASON_STOPPING = "Stopping"
 REASON_INVALID_SPEC = "InvalidSpec"
 REASON_POD_INVALID = "PodInvalid"
 
+# of an RLJob
+
+REASON_RUNNING = "Running"
+REASON_GOAL_REACHED = "GoalReached"
+REASON_LIMIT_REACHED = "LimitReached"
+REASON_SUCCEEDED = "Succeeded"
+REASON_DRIVER_FAILED = "DriverFailed"
+REASON_DRIVER_OUT_OF_MEMORY = "DriverOutOfMemory"
+REASON_DRIVER_BLOCKED = "DriverBlocked"
+REASON_SESSION_NOT_FOUND = "SessionNotFound"
+REASON_SESSION_NAME_TAKEN = "SessionNameTaken"
+REASON_SESSION_NOT_SERVING = "SessionNotServing"
+REASON_CLAIM_NOT_SHARED = "ClaimNotShared"
+
 # --- reasons of recoveries ------------------------------------------------------------------------------------------
 
 RECOVERY_NODE_LOST = "NodeLost"
@@ -167,6 +210,9 @@ RECOVERY_SPEC_CHANGED = "SpecChanged"
 RECOVERY_AVOIDANCE_LIFTED = "AvoidanceLifted"
 RECOVERY_ENGINE_LOST = "EngineLost"
 RECOVERY_SERVER_RESTARTED = "ServerRestarted"
+RECOVERY_DRIVER_FAILED = "DriverFailed"
+RECOVERY_NEWER_CHECKPOINT = "NewerCheckpoint"
+RECOVERY_RESUMED = "Resumed"
 
 # --- reasons of events ----------------------------------------------------------------------------------------------
 
@@ -188,6 +234,10 @@ EVENT_SERVER_RECOVERED = "ServerRecovered"
 EVENT_POD_FORCE_DELETED = "PodForceDeleted"
 EVENT_REPLAY_MISMATCH = "ReplayMismatch"
 EVENT_STALLED = "Stalled"
+EVENT_SESSION_CREATED = "SessionCreated"
+EVENT_DRIVER_FAILED = "DriverFailed"
+EVENT_COMPLETED = "Completed"
+EVENT_FAILED = "Failed"
 
 # --- exit codes of the trainer's server -----------------------------------------------------------------------------
 

@@ -111,4 +111,6 @@ Time = Annotated[str, Field(max_length=40), WithJsonSchema({"type": "string", "f
 """RFC 3339, UTC."""
 Decimal = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?$")]
 """A number with a fraction, as a string: floats are not allowed in Kubernetes APIs."""
+SignedDecimal = Annotated[str, Field(max_length=32, pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
+"""The same, with a sign."""
 Count = Annotated[int, Field(ge=0)]

@@ -6,6 +6,7 @@ master key (Secret ``everloop-master`` of the release namespace), so a restart l
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import re
@@ -28,6 +29,25 @@ def master_key(text: str) -> bytes:
 def session_token(master: bytes, uid: str, attempt: int) -> str:
     """The bearer token of one attempt of the TrainingSession with this UID: 64 hex digits."""
     return _hmac(master, "session-token", uid, str(attempt))
+
+
+def progress_token(master: bytes, uid: str, attempt: int) -> str:
+    """The bearer token of the driver pod of one attempt of the RLJob with this UID: 64 hex digits."""
+    return _hmac(master, "progress-token", uid, str(attempt))
+
+
+def job_key_id(master: bytes, uid: str) -> str:
+    """The id of the API key of the RLJob with this UID.
+
+    The same in all attempts, so that each owns what its predecessors have made.
+    """
+    return _hmac(master, "job-key-id", uid)[:12]
+
+
+def job_key(master: bytes, uid: str, attempt: int) -> str:
+    """The API key of one attempt of the RLJob with this UID; no other attempt's opens the gateway meanwhile."""
+    secret = base64.urlsafe_b64encode(bytes.fromhex(_hmac(master, "job-key", uid, str(attempt))))
+    return f"tml-{job_key_id(master, uid)}-{secret.decode().rstrip('=')}"
 
 
 def session_id(master: bytes, namespace: str, key_id: str, idempotency_key: str) -> str:

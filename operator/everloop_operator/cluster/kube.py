@@ -32,8 +32,14 @@ TRIES = 5
 LONGEST_RETRY_AFTER_SECONDS = 10.0
 PAGE = 500
 APPLY = "application/apply-patch+yaml"
-SESSIONS = f"/apis/{names.API_VERSION}"
-POD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_TRAINER}"
+OURS = f"/apis/{names.API_VERSION}"
+PLURALS = {names.TRAINING_SESSION_KIND: names.TRAINING_SESSION_PLURAL, names.RL_JOB_KIND: names.RL_JOB_PLURAL}
+POD_SELECTOR = (
+    f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},"
+    f"{names.LABEL_COMPONENT} in ({names.COMPONENT_TRAINER},{names.COMPONENT_DRIVER})"
+)
+KEY_SELECTOR = f"{names.LABEL_TYPE}={names.TYPE_API_KEY},{names.LABEL_JOB_UID}"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
 _ERRORS: dict[int, type[ClusterError]] = {400: Refused, 403: Refused, 404: Absent, 409: Conflict, 422: Refused}
 
@@ -50,9 +56,10 @@ async def load_configuration() -> Any:
 
 
 class Kube:
-    """An API server."""
+    """An API server, and the namespace of the installation."""
 
-    def __init__(self, configuration: Any) -> None:
+    def __init__(self, configuration: Any, release_namespace: str) -> None:
+        self._release = release_namespace
         self._client = client.ApiClient(configuration)
         self._slots = asyncio.Semaphore(CONCURRENT_REQUESTS)
 
@@ -64,10 +71,18 @@ class Kube:
 
     async def list_sessions(self) -> Listed:
         """All TrainingSessions."""
-        return await self._list(f"{SESSIONS}/{names.TRAINING_SESSION_PLURAL}")
+        return await self._list(f"{OURS}/{names.TRAINING_SESSION_PLURAL}")
+
+    async def list_jobs(self) -> Listed:
+        """All RLJobs."""
+        return await self._list(f"{OURS}/{names.RL_JOB_PLURAL}")
+
+    async def list_job_keys(self) -> Listed:
+        """Metadata of the API keys of all jobs; what is in them is not asked for."""
+        return await self._list(_path(self._release, "secrets"), METADATA_ONLY, labelSelector=KEY_SELECTOR)
 
     async def list_pods(self) -> Listed:
-        """All session pods."""
+        """All session pods and driver pods."""
         return await self._list("/api/v1/pods", labelSelector=POD_SELECTOR)
 
     async def list_nodes(self) -> Listed:
@@ -95,12 +110,12 @@ class Kube:
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         return await self._list(_path(namespace, "events"), fieldSelector=selector)
 
-    async def _list(self, path: str, **query: str) -> Listed:
+    async def _list(self, path: str, accept: str = "application/json", **query: str) -> Listed:
         items: list[Body] = []
         parameters: dict[str, Any] = {**query, "limit": PAGE}
         while True:
-            page = await self._call("GET", path, query=parameters)
-            items += page["items"]
+            page = await self._call("GET", path, query=parameters, accept=accept)
+            items += page["items"] or ()  # of metadata alone an empty list is null
             token = page["metadata"].get("continue")
             if not token:
                 return Listed(tuple(items), int(page["metadata"]["resourceVersion"]))
@@ -109,12 +124,9 @@ class Kube:
     # --- writing ---
 
     async def apply(self, body: Body) -> Body:
-        """Server-side apply of a Pod, Secret or PodDisruptionBudget. Raises Refused."""
-        metadata, version = body["metadata"], body["apiVersion"]
-        path = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        path += f"/namespaces/{quote(metadata['namespace'])}/{body['kind'].lower()}s/{quote(metadata['name'])}"
+        """Server-side apply of a Pod, a Secret, a PodDisruptionBudget or a TrainingSession. Raises Refused."""
         query = {"fieldManager": names.OPERATOR_FIELD_MANAGER, "force": "true"}
-        return await self._call("PATCH", path, query=query, body=body, content_type=APPLY)
+        return await self._call("PATCH", _path_of(body), query=query, body=body, content_type=APPLY)
 
     async def create_claim(self, body: Body) -> None:
         """Creates a PersistentVolumeClaim; that there is one of its name already is no error. Raises Refused."""
@@ -140,13 +152,18 @@ class Kube:
         except Absent:
             pass
 
+    async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:
+        """Deletes the TrainingSession of this UID; that it is gone or another one already is no error."""
+        path = f"{OURS}/namespaces/{quote(namespace)}/{names.TRAINING_SESSION_PLURAL}/{quote(name)}"
+        try:
+            await self._call("DELETE", path, body={"preconditions": {"uid": uid}})
+        except (Absent, Conflict):
+            pass
+
     async def write_status(self, body: Body, status: Body) -> Body:
         """Replaces the status; the resourceVersion of `body` makes sure that nobody wrote in between."""
-        metadata = body["metadata"]
-        path = f"{SESSIONS}/namespaces/{quote(metadata['namespace'])}/{names.TRAINING_SESSION_PLURAL}"
-        path = f"{path}/{quote(metadata['name'])}/status"
         query = {"fieldManager": names.OPERATOR_FIELD_MANAGER}
-        return await self._call("PUT", path, query=query, body={**body, "status": status})
+        return await self._call("PUT", f"{_path_of(body)}/status", query=query, body={**body, "status": status})
 
     async def post_event(self, body: Body, event: Event, time: datetime) -> None:
         """Tells an event; its name follows from what it tells, so that telling it again changes nothing."""
@@ -163,7 +180,7 @@ class Kube:
             },
             "involvedObject": {
                 "apiVersion": names.API_VERSION,
-                "kind": names.TRAINING_SESSION_KIND,
+                "kind": body["kind"],
                 "name": metadata["name"],
                 "namespace": metadata["namespace"],
                 "uid": metadata["uid"],
@@ -184,7 +201,7 @@ class Kube:
 
     # --- the master key ---
 
-    async def master_key(self, namespace: str) -> bytes:
+    async def master_key(self) -> bytes:
         """The master key of the installation; made at the first start, by whichever process comes first."""
         body = {
             "apiVersion": "v1",
@@ -192,24 +209,25 @@ class Kube:
             "type": "Opaque",
             "metadata": {
                 "name": names.MASTER_KEY_SECRET,
-                "namespace": namespace,
+                "namespace": self._release,
                 "labels": {names.LABEL_TYPE: names.TYPE_MASTER_KEY, names.LABEL_MANAGED_BY: names.MANAGED_BY},
             },
             "stringData": {names.MASTER_KEY_FIELD: secrets.token_hex(tokens.MASTER_KEY_BYTES)},
         }
-        path = _path(namespace, "secrets", names.MASTER_KEY_SECRET)
+        path = _path(self._release, "secrets", names.MASTER_KEY_SECRET)
         try:
             found = await self._call("GET", path)
         except Absent:
             try:
-                found = await self._call("POST", _path(namespace, "secrets"), body=body)
+                found = await self._call("POST", _path(self._release, "secrets"), body=body)
             except Conflict:
                 found = await self._call("GET", path)
         return tokens.master_key(_decode(found.get("data", {}).get(names.MASTER_KEY_FIELD, "")))
 
     async def self_check(self) -> None:
         """Reads each watched kind once. Raises ClusterError naming what is missing: the CRD, or a right."""
-        for path in (f"{SESSIONS}/{names.TRAINING_SESSION_PLURAL}", "/api/v1/pods", "/api/v1/nodes"):
+        watched = (*(f"{OURS}/{plural}" for plural in PLURALS.values()), "/api/v1/pods", "/api/v1/nodes")
+        for path in watched:
             await self._call("GET", path, query={"limit": 1})
 
     async def _call(
@@ -220,12 +238,13 @@ class Kube:
         query: dict[str, Any] | None = None,
         body: Body | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> dict[str, Any]:
         resource = path + (f"?{urlencode(query)}" if query else "")
         what = f"{method} {path}"
         for attempt in range(1, TRIES + 1):
             async with self._slots:
-                status, retry_after, content = await self._send(method, resource, what, body, content_type)
+                status, retry_after, content = await self._send(method, resource, what, body, content_type, accept)
             if status != 429 or attempt == TRIES:
                 break
             # The slot is free meanwhile: only this request is told to wait.
@@ -236,9 +255,9 @@ class Kube:
         return document
 
     async def _send(
-        self, method: str, resource: str, what: str, body: Body | None, content_type: str
+        self, method: str, resource: str, what: str, body: Body | None, content_type: str, accept: str
     ) -> tuple[int, float, bytes]:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        headers = {"Accept": accept, "Content-Type": content_type}
         try:
             # Signs the request with the token as it is now: service account tokens are rotated.
             method, url, headers, body, _ = await self._client.param_serialize(
@@ -256,6 +275,16 @@ class Kube:
 def _path(namespace: str, plural: str, name: str = "") -> str:
     path = f"/api/v1/namespaces/{quote(namespace)}/{plural}"
     return f"{path}/{quote(name)}" if name else path
+
+
+def _path_of(body: Body) -> str:
+    """Where an object that is given or was read lies."""
+    metadata, kind = body["metadata"], body["kind"]
+    if kind in PLURALS:
+        return f"{OURS}/namespaces/{quote(metadata['namespace'])}/{PLURALS[kind]}/{quote(metadata['name'])}"
+    version = body["apiVersion"]
+    group = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    return f"{group}/namespaces/{quote(metadata['namespace'])}/{kind.lower()}s/{quote(metadata['name'])}"
 
 
 def _message(content: bytes) -> str:

@@ -27,10 +27,14 @@ CLUSTER_RULES: tuple[Rule, ...] = (
     Rule("", "nodes", ("get", "list", "watch"), "see that a node is lost; nodes are never written"),
     Rule("", "persistentvolumeclaims", ("create", "get"), "make a journal's claim; say which one is missing"),
     Rule("", "persistentvolumes", ("get",), "say how a claim's volume is shared, and what it comes from"),
-    Rule("", "pods", ("create", "delete", "get", "list", "patch", "watch"), "session pods, by server-side apply"),
+    Rule("", "pods", ("create", "delete", "get", "list", "patch", "watch"), "the pods of sessions and jobs, by apply"),
     Rule("policy", "poddisruptionbudgets", ("create", "patch"), "spec.pod.disruptionBudget; it goes with its pod"),
-    Rule("", "secrets", ("create", "delete", "patch"), "session tokens; no secret of a tenant is ever read"),
+    Rule("", "secrets", ("create", "delete", "patch"), "tokens, keys of jobs; no secret of a tenant is ever read"),
+    Rule(names.GROUP, names.RL_JOB_PLURAL, ("get", "list", "watch"), "what people want"),
+    Rule(names.GROUP, f"{names.RL_JOB_PLURAL}/status", ("update",), "what there is; the spec is not written"),
+    Rule(names.GROUP, f"{names.RL_JOB_PLURAL}/finalizers", ("update",), "own children that block deletion"),
     Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("get", "list", "watch"), "what people want"),
+    Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("create", "patch", "delete"), "the sessions that jobs own"),
     Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/status", ("update",), "what there is; the spec is not written"),
     # blockOwnerDeletion on a child asks for this where the OwnerReferencesPermissionEnforcement plugin is on.
     Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/finalizers", ("update",), "own children that block deletion"),
@@ -39,6 +43,7 @@ CLUSTER_RULES: tuple[Rule, ...] = (
 
 RELEASE_RULES: tuple[Rule, ...] = (
     Rule("", "secrets", ("create",), "the master key, at the first start"),
+    Rule("", "secrets", ("list",), "find the API keys of jobs that are gone; their content is not asked for"),
     Rule("", "secrets", ("get",), "the master key", names=(names.MASTER_KEY_SECRET,)),
 )
 """For the operator's own namespace."""

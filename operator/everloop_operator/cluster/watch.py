@@ -41,7 +41,8 @@ def registry(cache: Cache, queue: WorkQueue, liveness: Liveness, stop: asyncio.E
     """The handlers: each is infallible, because kopf does not retry them. `stop` is set when kopf stops."""
     handlers = kopf.OperatorRegistry()
     watched: tuple[tuple[tuple[str, ...], Callable[..., set[Key]], Callable[..., set[Key]]], ...] = (
-        ((names.GROUP, names.VERSION, names.TRAINING_SESSION_PLURAL), cache.put_session, cache.drop_session),
+        ((names.GROUP, names.VERSION, names.TRAINING_SESSION_PLURAL), cache.put, cache.drop),
+        ((names.GROUP, names.VERSION, names.RL_JOB_PLURAL), cache.put, cache.drop),
         (("v1", "pods"), cache.put_pod, cache.drop_pod),
         (("v1", "nodes"), cache.put_node, cache.drop_node),
     )

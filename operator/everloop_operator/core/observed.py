@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Generic, TypeVar
 
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
 from .node_rules import Signal
 from .report import TrainerReport
+
+R = TypeVar("R")
 
 
 def within(age: timedelta, seconds: float) -> bool:
@@ -129,16 +132,20 @@ class Notice:
     time: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """What is known of the server in the current pod from asking it."""
+@dataclass(frozen=True)  # a generic class that is frozen can't have slots in Python 3.11
+class Answer(Generic[R]):
+    """What is known of the server in a pod from asking it for its report."""
 
-    report: TrainerReport | None = None
+    report: R | None = None
     """Its latest answer, however old."""
     unreachable_since: datetime | None = None
     """Since when it has not answered; None while it does."""
     problem: str = ""
     """Why the last request failed."""
+
+
+Trainer = Answer[TrainerReport]
+"""Of the server of the current session pod."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,16 +60,16 @@ def session_of(body: Body) -> Session:
     )
 
 
-def owner_uid(body: Body) -> str:
-    """UID of the controlling TrainingSession, or ''."""
+def owner_uid(body: Body, kind: str = names.TRAINING_SESSION_KIND) -> str:
+    """UID of the controlling object of this kind, or ''."""
     for owner in body["metadata"].get("ownerReferences", ()):
-        if owner.get("controller") and owner["kind"] == names.TRAINING_SESSION_KIND:
+        if owner.get("controller") and owner["kind"] == kind:
             return str(owner["uid"])
     return ""
 
 
-def pod_of(body: Body) -> Pod | None:
-    """A session pod, or None if its labels are not ours."""
+def pod_of(body: Body, container: str = names.TRAINER_CONTAINER) -> Pod | None:
+    """A pod of ours with the state of this container, or None if its labels are not ours."""
     metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
     attempt = metadata.get("labels", {}).get(names.LABEL_ATTEMPT, "")
     if not re.fullmatch(r"[1-9][0-9]{0,8}", attempt):
@@ -100,7 +100,7 @@ def pod_of(body: Body) -> Pod | None:
         avoided_nodes=frozenset(
             filter(None, metadata.get("annotations", {}).get(names.ANNOTATION_AVOIDED_NODES, "").split(","))
         ),
-        container=_container(status),
+        container=container_of(status, container),
     )
 
 
@@ -187,8 +187,10 @@ def _deletion_requested(metadata: Body) -> datetime | None:
     return ends - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0) if ends else None
 
 
-def _container(status: Body) -> Container:
-    found = [item for item in status.get("containerStatuses", ()) if item["name"] == names.TRAINER_CONTAINER]
+def container_of(status: Body, name: str) -> Container:
+    """The state of one container in the status of a pod, ordinary or sidecar."""
+    listed = (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ()))
+    found = [item for item in listed if item["name"] == name]
     if not found:
         return Container()
     state, last = found[0].get("state", {}), found[0].get("lastState", {})

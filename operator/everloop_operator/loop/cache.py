@@ -1,4 +1,4 @@
-"""What the watch has shown so far: sessions as read, their pods and all nodes as small values.
+"""What the watch has shown so far: sessions and jobs as read, their pods and all nodes as small values.
 
 Signals may come late, twice or never. What comes late is recognised by its version; what never came is healed by the
 next resync, which replaces everything.
@@ -13,20 +13,24 @@ from types import MappingProxyType
 from typing import Any
 
 from everloop_operator.api import names
+from everloop_operator.core.jobs.observed import Driver
+from everloop_operator.core.jobs.projections import driver_of
 from everloop_operator.core.node_rules import DRAIN, NodeRule
 from everloop_operator.core.observed import Node, Pod
 from everloop_operator.core.projections import node_of, owner_uid, pod_of
 
-from .ports import Body, Key, Listed, Now
+from .ports import Body, Key, Listed, Now, job_key
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPod:
-    """A session pod, the UID of the TrainingSession that owns it, and the version that was seen."""
+    """A pod of ours, the UID of the object that owns it, and the version that was seen."""
 
     pod: Pod
     owner: str
     version: int
+    driver: Driver | None = None
+    """All of it, if it is a driver pod."""
 
 
 def version_of(body: Body) -> int:
@@ -35,14 +39,32 @@ def version_of(body: Body) -> int:
 
 
 def key_of(body: Body) -> Key:
-    """The key of a TrainingSession."""
-    return Key(body["metadata"]["namespace"], body["metadata"]["name"])
+    """The key of a TrainingSession or an RLJob."""
+    return Key(body["metadata"]["namespace"], body["metadata"]["name"], body["kind"])
 
 
 def pod_key(body: Body) -> Key | None:
-    """The key of the TrainingSession that a pod belongs to by its labels."""
-    session = body["metadata"].get("labels", {}).get(names.LABEL_SESSION)
-    return Key(body["metadata"]["namespace"], session) if session else None
+    """The key of the object that a pod belongs to by its labels."""
+    namespace, labels = body["metadata"]["namespace"], body["metadata"].get("labels", {})
+    if names.LABEL_JOB in labels:
+        return job_key(namespace, labels[names.LABEL_JOB])
+    return Key(namespace, labels[names.LABEL_SESSION]) if names.LABEL_SESSION in labels else None
+
+
+def cached_pod(body: Body, key: Key) -> CachedPod | None:
+    """The pod of the object with this key; None if its labels are not ours."""
+    owner, version = owner_uid(body, key.kind), version_of(body)
+    if key.kind == names.RL_JOB_KIND:
+        driver = driver_of(body)
+        return CachedPod(driver.pod, owner, version, driver) if driver else None
+    pod = pod_of(body)
+    return CachedPod(pod, owner, version) if pod else None
+
+
+def session_of_job(body: Body) -> Key:
+    """The key of the TrainingSession that an RLJob trains on."""
+    reference = ((body.get("spec") or {}).get("session") or {}).get("ref") or {}
+    return Key(body["metadata"]["namespace"], reference.get("name") or body["metadata"]["name"])
 
 
 class Cache:
@@ -52,7 +74,8 @@ class Cache:
         self._now = now
         self._rules = (*rules, DRAIN)
         self._hosting: Counter[str] = Counter()
-        self._sessions: dict[Key, dict[str, Any]] = {}
+        self._objects: dict[Key, dict[str, Any]] = {}
+        self._jobs_on: dict[Key, set[Key]] = {}
         self._pods: dict[Key, dict[str, CachedPod]] = {}
         self._nodes: dict[str, Node] = {}
         self._node_versions: dict[str, int] = {}
@@ -60,16 +83,16 @@ class Cache:
 
     # --- reading ---
 
-    def session(self, key: Key) -> dict[str, Any] | None:
-        """The TrainingSession as read, or None."""
-        return self._sessions.get(key)
+    def get(self, key: Key) -> dict[str, Any] | None:
+        """The TrainingSession or RLJob as read, or None."""
+        return self._objects.get(key)
 
     def keys(self) -> list[Key]:
-        """All TrainingSessions."""
-        return list(self._sessions)
+        """All TrainingSessions and RLJobs."""
+        return list(self._objects)
 
     def pods(self, key: Key) -> list[CachedPod]:
-        """All pods with the labels of this TrainingSession."""
+        """All pods with the labels of this object."""
         return list(self._pods.get(key, {}).values())
 
     def nodes(self) -> Mapping[str, Node]:
@@ -82,38 +105,53 @@ class Cache:
 
     # --- signals ---
 
-    def put_session(self, body: Body) -> set[Key]:
-        """A TrainingSession was seen."""
-        key, known = key_of(body), self._sessions.get(key_of(body))
+    def put(self, body: Body) -> set[Key]:
+        """A TrainingSession or an RLJob was seen."""
+        key = key_of(body)
+        known = self._objects.get(key)
         if known and version_of(known) >= version_of(body):
             return set()
+        self._forget(key)
         metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-        self._sessions[key] = {**body, "metadata": metadata}
-        return {key}
+        self._objects[key] = {**body, "metadata": metadata}
+        if key.kind == names.RL_JOB_KIND:
+            self._jobs_on.setdefault(session_of_job(body), set()).add(key)
+        return {key, *self._jobs_on.get(key, ())}
 
-    def drop_session(self, body: Body) -> set[Key]:
-        """A TrainingSession was deleted."""
+    def drop(self, body: Body) -> set[Key]:
+        """A TrainingSession or an RLJob was deleted."""
         self._deleted.add(body["metadata"]["uid"])
-        known = self._sessions.get(key_of(body))
+        key = key_of(body)
+        known = self._objects.get(key)
         if known and known["metadata"]["uid"] == body["metadata"]["uid"]:
-            del self._sessions[key_of(body)]
-        return {key_of(body)}
+            self._forget(key)
+        return {key, *self._jobs_on.get(key, ())}
+
+    def _forget(self, key: Key) -> None:
+        known = self._objects.pop(key, None)
+        if known and key.kind == names.RL_JOB_KIND:
+            session = session_of_job(known)
+            self._jobs_on[session].discard(key)
+            if not self._jobs_on[session]:
+                del self._jobs_on[session]
 
     def put_pod(self, body: Body) -> set[Key]:
-        """A session pod was seen."""
-        key, pod = pod_key(body), pod_of(body)
-        if key is None or pod is None:
+        """A session pod or a driver pod was seen."""
+        key = pod_key(body)
+        seen = cached_pod(body, key) if key else None
+        if key is None or seen is None:
             return set()
-        known = self._pods.get(key, {}).get(pod.name)
-        if known and known.version >= version_of(body):
+        known = self._pods.get(key, {}).get(seen.pod.name)
+        if known and known.version >= seen.version:
             return set()
-        self._pods.setdefault(key, {})[pod.name] = CachedPod(pod, owner_uid(body), version_of(body))
-        self._count(known.pod if known else None, -1)
-        self._count(pod, +1)
-        return set() if known and known.pod == pod else {key}
+        self._pods.setdefault(key, {})[seen.pod.name] = seen
+        if known:
+            self._count(key, known.pod, -1)
+        self._count(key, seen.pod, +1)
+        return set() if known and (known.pod, known.driver) == (seen.pod, seen.driver) else {key}
 
     def drop_pod(self, body: Body) -> set[Key]:
-        """A session pod was deleted."""
+        """A session pod or a driver pod was deleted."""
         self._deleted.add(body["metadata"]["uid"])
         key, name = pod_key(body), body["metadata"]["name"]
         if key is None:
@@ -143,7 +181,7 @@ class Cache:
         return self._touched_by(known)
 
     def _touched_by(self, node: Node) -> set[Key]:
-        """Sessions whose decision may depend on this node: it holds a pod, or a pod would like to be there."""
+        """Objects whose decision may depend on this node: it holds a pod, or a pod would like to be there."""
         return {
             key
             for key, pods in self._pods.items()
@@ -151,18 +189,18 @@ class Cache:
             if cached.pod.node == node.name or node.hostname in cached.pod.avoided_nodes
         } | {
             key
-            for key, body in self._sessions.items()
+            for key, body in self._objects.items()
             if ((body.get("status") or {}).get("pod") or {}).get("node") == node.name
         }
 
-    def _count(self, pod: Pod | None, change: int) -> None:
-        if pod and pod.node:
+    def _count(self, key: Key, pod: Pod, change: int) -> None:
+        if pod.node and key.kind == names.TRAINING_SESSION_KIND:
             self._hosting[pod.node] += change
             if not self._hosting[pod.node]:
                 del self._hosting[pod.node]
 
     def _forget_pod(self, key: Key, name: str) -> None:
-        self._count(self._pods[key].pop(name).pod, -1)
+        self._count(key, self._pods[key].pop(name).pod, -1)
         if not self._pods[key]:
             del self._pods[key]
 
@@ -176,20 +214,21 @@ class Cache:
         """Lists are about to be read: what is deleted from now on may still be in them."""
         self._deleted.clear()
 
-    def replace(self, *, sessions: Listed, pods: Listed, nodes: Listed) -> set[Key]:
+    def replace(self, *, sessions: Listed, jobs: Listed, pods: Listed, nodes: Listed) -> set[Key]:
         """Takes over complete lists. What the watch showed after a list was read is kept. Returns every key."""
-        before = set(self._sessions) | set(self._pods)
-        known_sessions = {body["metadata"]["uid"] for body in self._live(sessions)}
-        for body in self._live(sessions):
-            self.put_session(body)
-        for key, kept in list(self._sessions.items()):
-            if kept["metadata"]["uid"] not in known_sessions and version_of(kept) <= sessions.version:
-                del self._sessions[key]
+        before = set(self._objects) | set(self._pods)
+        for kind, listed in ((names.TRAINING_SESSION_KIND, sessions), (names.RL_JOB_KIND, jobs)):
+            known = {body["metadata"]["uid"] for body in self._live(listed)}
+            for body in self._live(listed):
+                self.put(body)
+            for key, kept in list(self._objects.items()):
+                if key.kind == kind and kept["metadata"]["uid"] not in known and version_of(kept) <= listed.version:
+                    self._forget(key)
         known_pods = {body["metadata"]["uid"] for body in self._live(pods)}
         for body in self._live(pods):
             self.put_pod(body)
-        for key, of_session in list(self._pods.items()):
-            for name, cached in list(of_session.items()):
+        for key, of_object in list(self._pods.items()):
+            for name, cached in list(of_object.items()):
                 if cached.pod.uid not in known_pods and cached.version <= pods.version:
                     self._forget_pod(key, name)
         known_nodes = {body["metadata"]["uid"] for body in self._live(nodes)}
@@ -198,7 +237,7 @@ class Cache:
         for name, node in list(self._nodes.items()):
             if node.uid not in known_nodes and self._node_versions[name] <= nodes.version:
                 self._forget_node(name)
-        return before | set(self._sessions) | set(self._pods)
+        return before | set(self._objects) | set(self._pods)
 
     def _live(self, listed: Listed) -> Iterable[Body]:
         return (body for body in listed.items if body["metadata"]["uid"] not in self._deleted)

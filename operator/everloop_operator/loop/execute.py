@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import structlog
@@ -13,6 +12,7 @@ from everloop_operator.core.plan import Plan
 
 from .cache import Cache
 from .ports import Body, Cluster, ClusterError, Key, Now, Refused
+from .statuses import StatusWriter
 
 log = structlog.get_logger()
 
@@ -21,19 +21,17 @@ Token = Callable[[str, int], str]
 
 
 class Executor:
-    """Remembers only what saves requests: which secrets and disruption budgets it has applied or removed, and when it
-    last wrote a status.
-    """
+    """Remembers only what saves requests: which secrets and disruption budgets it has applied or removed."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, token: Token, now: Now) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, statuses: StatusWriter, token: Token, now: Now) -> None:
         self._cluster = cluster
         self._cache = cache
+        self._statuses = statuses
         self._token = token
         self._now = now
         self._applied: dict[Key, tuple[str, int]] = {}
         self._budgets: dict[Key, str] = {}
         self._removed: dict[Key, set[tuple[str, int]]] = {}
-        self._written: dict[Key, float] = {}
         self._refusals: dict[Key, Refusal] = {}
 
     def refusal(self, key: Key) -> Refusal | None:
@@ -42,8 +40,9 @@ class Executor:
 
     def forget(self, key: Key) -> None:
         """The session is gone."""
-        for memory in (self._applied, self._budgets, self._removed, self._written, self._refusals):
+        for memory in (self._applied, self._budgets, self._removed, self._refusals):
             memory.pop(key, None)
+        self._statuses.forget(key)
 
     async def execute(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
         """Acts. Returns seconds after which a status write that was put off is due, or None.
@@ -102,13 +101,7 @@ class Executor:
 
     async def _status(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
         before, after = observed.session.status, plan.status
-        if after is None or (body.get("status") is not None and status.dump(before) == status.dump(after)):
+        if after is None:
             return None
-        clock = asyncio.get_running_loop().time()
-        due = self._written.get(key, clock - status.SECONDS_BETWEEN_WRITES) + status.SECONDS_BETWEEN_WRITES
-        if not status.urgent(before, after) and clock < due:
-            return due - clock
-        written = await self._cluster.write_status(body, status.dump(after))
-        self._written[key] = clock
-        self._cache.put_session(written)
-        return None
+        urgent = status.urgent(before, after)
+        return await self._statuses.write(key, body, status.dump(before), status.dump(after), urgent=urgent)

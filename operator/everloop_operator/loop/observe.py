@@ -10,7 +10,9 @@ import structlog
 
 from everloop_operator.core import claims
 from everloop_operator.core.observed import Claim, Notice, Observed, Pod, Refusal, Session, Volume
+from everloop_operator.core.plan import Poll
 from everloop_operator.core.projections import claim_of, newest_notice, session_of, volume_of
+from everloop_operator.core.report import TrainerReport
 
 from .cache import Cache
 from .poller import Poller
@@ -29,7 +31,7 @@ Placement = tuple[str, str] | None
 class Observer:
     """Puts an observation together."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, poller: Poller, now: Now) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, poller: Poller[Poll, TrainerReport], now: Now) -> None:
         self._cluster = cluster
         self._cache = cache
         self._poller = poller
@@ -55,7 +57,7 @@ class Observer:
             hosting=self._cache.hosting(),
             claims=found,
             notices=await self._read_notices(key, found, current),
-            trainer=self._poller.trainer(key, current.uid if current else ""),
+            trainer=self._poller.answer(key, current.uid if current else ""),
             refusal=refusal,
         )
 

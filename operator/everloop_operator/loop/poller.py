@@ -1,46 +1,76 @@
-"""Asks the servers of session pods for their reports, at their own pace: a pod that does not answer delays nobody."""
+"""Asks the servers in pods for their reports, at their own pace: a pod that does not answer delays nobody."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from everloop_operator.core.observed import Trainer
-from everloop_operator.core.plan import Poll
+from everloop_operator.core.observed import Answer
 
-from .ports import Key, Now, TrainerStatus, Unanswered
+from .ports import Key, Now, Unanswered
 
 log = structlog.get_logger()
 
 CONCURRENT_REQUESTS = 64
 
 
+class Question(Protocol):
+    """Which pod to ask, and how often."""
+
+    @property
+    def ip(self) -> str:
+        """Its address."""
+        ...
+
+    @property
+    def pod_uid(self) -> str:
+        """Its UID."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """Its attempt."""
+        ...
+
+    @property
+    def every_seconds(self) -> float:
+        """The pause between two questions."""
+        ...
+
+
+Q = TypeVar("Q", bound=Question)
+R = TypeVar("R")
+Ask = Callable[[Q, str], Awaitable[R]]
+"""(question, token) -> the report; raises Unanswered."""
+
+
 @dataclass(slots=True)
-class _Target:
-    poll: Poll
+class _Target(Generic[Q, R]):
+    poll: Q
     token: str
-    trainer: Trainer = field(default_factory=Trainer)
+    answer: Answer[R] = field(default_factory=Answer)
     task: asyncio.Task[None] | None = None
 
 
-def _place(poll: Poll) -> tuple[str, str, int]:
+def _place(poll: Question) -> tuple[str, str, int]:
     return poll.ip, poll.pod_uid, poll.attempt
 
 
-class Poller:
-    """One task per session that has a pod to ask; wakes the session when the answer is another one than before."""
+class Poller(Generic[Q, R]):
+    """One task per object that has a pod to ask; wakes the object when the answer is another one than before."""
 
-    def __init__(self, status: TrainerStatus, wake: Callable[[Key], None], now: Now) -> None:
-        self._status = status
+    def __init__(self, ask: Ask[Q, R], wake: Callable[[Key], None], now: Now) -> None:
+        self._ask = ask
         self._wake = wake
         self._now = now
-        self._targets: dict[Key, _Target] = {}
+        self._targets: dict[Key, _Target[Q, R]] = {}
         self._slots = asyncio.Semaphore(CONCURRENT_REQUESTS)
 
-    def want(self, key: Key, poll: Poll | None, token: str = "") -> None:
+    def want(self, key: Key, poll: Q | None, token: str = "") -> None:
         """From now on asks this pod, or nobody."""
         target = self._targets.get(key)
         if target and poll and _place(poll) == _place(target.poll):
@@ -53,27 +83,27 @@ class Poller:
             target = self._targets[key] = _Target(poll, token)
             target.task = asyncio.create_task(self._follow(key, target))
 
-    def trainer(self, key: Key, pod_uid: str) -> Trainer:
+    def answer(self, key: Key, pod_uid: str) -> Answer[R]:
         """What is known of the server in this pod."""
         target = self._targets.get(key)
-        return target.trainer if target and target.poll.pod_uid == pod_uid else Trainer()
+        return target.answer if target and target.poll.pod_uid == pod_uid else Answer()
 
-    async def _follow(self, key: Key, target: _Target) -> None:
+    async def _follow(self, key: Key, target: _Target[Q, R]) -> None:
         while True:
-            before = target.trainer
+            before = target.answer
             try:
                 async with self._slots:
-                    report = await self._status.ask(target.poll.ip, target.token, snapshot=target.poll.snapshot)
-                target.trainer = Trainer(report=report)
+                    report = await self._ask(target.poll, target.token)
+                target.answer = Answer(report=report)
             except Unanswered as error:
                 since = before.unreachable_since or self._now()
-                target.trainer = replace(before, unreachable_since=since, problem=str(error))
+                target.answer = replace(before, unreachable_since=since, problem=str(error))
             except Exception as error:
                 # A task that ended here would leave the last answer standing for ever.
-                log.exception("defect", namespace=key.namespace, session=key.name)
+                log.exception("defect", namespace=key.namespace, name=key.name)
                 since = before.unreachable_since or self._now()
-                target.trainer = replace(before, unreachable_since=since, problem=type(error).__name__)
-            if target.trainer != before:
+                target.answer = replace(before, unreachable_since=since, problem=type(error).__name__)
+            if target.answer != before:
                 self._wake(key)
             await asyncio.sleep(target.poll.every_seconds)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
+from everloop_operator.api import names
 from everloop_operator.core.events import Event
-from everloop_operator.core.report import TrainerReport
 
 Body = Mapping[str, Any]
 Now = Callable[[], datetime]
@@ -16,10 +16,16 @@ Now = Callable[[], datetime]
 
 
 class Key(NamedTuple):
-    """A TrainingSession."""
+    """A TrainingSession, or an object of another kind of ours."""
 
     namespace: str
     name: str
+    kind: str = names.TRAINING_SESSION_KIND
+
+
+def job_key(namespace: str, name: str) -> Key:
+    """The key of an RLJob."""
+    return Key(namespace, name, names.RL_JOB_KIND)
 
 
 #   ClusterError
@@ -45,7 +51,7 @@ class Absent(ClusterError):
 
 
 class Unanswered(Exception):
-    """The trainer gave no usable answer; the message says why, for people."""
+    """A server in a pod gave no usable answer; the message says why, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +69,16 @@ class Cluster(Protocol):
         """All TrainingSessions."""
         ...
 
+    async def list_jobs(self) -> Listed:
+        """All RLJobs."""
+        ...
+
     async def list_pods(self) -> Listed:
-        """All session pods."""
+        """All session pods and driver pods."""
+        ...
+
+    async def list_job_keys(self) -> Listed:
+        """Metadata of the API keys of all jobs."""
         ...
 
     async def list_nodes(self) -> Listed:
@@ -107,18 +121,14 @@ class Cluster(Protocol):
         """Deletes a secret; that there is none is no error."""
         ...
 
+    async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:
+        """Deletes the TrainingSession of this UID; that it is gone or another one already is no error."""
+        ...
+
     async def write_status(self, body: Body, status: Body) -> Body:
-        """Replaces the status of a TrainingSession as read. Raises Conflict, Absent."""
+        """Replaces the status of an object as read. Raises Conflict, Absent."""
         ...
 
     async def post_event(self, body: Body, event: Event, time: datetime) -> None:
-        """Tells an event of a TrainingSession; once per reason and key of the event."""
-        ...
-
-
-class TrainerStatus(Protocol):
-    """The server in a session pod."""
-
-    async def ask(self, ip: str, token: str, *, snapshot: str) -> TrainerReport:
-        """Its report; a request of this name, unless it is empty, for snapshots of all models. Raises Unanswered."""
+        """Tells an event of an object; once per reason and key of the event."""
         ...

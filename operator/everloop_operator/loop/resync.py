@@ -1,4 +1,7 @@
-"""Reads everything at the start and every few minutes: heals what the watch missed, and wakes every session."""
+"""Reads everything at the start and every few minutes: heals what the watch missed, and wakes everybody.
+
+API keys of jobs that are gone are deleted on the way: no garbage collection reaches them in another namespace.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import asyncio
 import random
 
 import structlog
+
+from everloop_operator.api import names
 
 from .cache import Cache
 from .ports import Cluster, ClusterError
@@ -33,8 +38,15 @@ class Resync:
         nodes = await self._cluster.list_nodes()
         pods = await self._cluster.list_pods()
         sessions = await self._cluster.list_sessions()
-        for key in self._cache.replace(sessions=sessions, pods=pods, nodes=nodes):
+        # Keys first: each is younger than its job, so one whose job is not listed afterwards has lost it.
+        keys = await self._cluster.list_job_keys()
+        jobs = await self._cluster.list_jobs()
+        for key in self._cache.replace(sessions=sessions, jobs=jobs, pods=pods, nodes=nodes):
             self._queue.add(key)
+        uids = {body["metadata"]["uid"] for body in jobs.items}
+        for secret in keys.items:
+            if secret["metadata"]["labels"][names.LABEL_JOB_UID] not in uids:
+                await self._cluster.delete_secret(secret["metadata"]["namespace"], secret["metadata"]["name"])
         self._succeeded = asyncio.get_running_loop().time()
 
     async def run(self) -> None:

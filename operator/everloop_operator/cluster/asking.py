@@ -1,0 +1,44 @@
+"""Reading the report of a server in a pod, whose image, and so whose answer, is the tenant's choice."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from everloop_operator.loop.ports import Unanswered
+
+LARGEST_REPORT = 4 << 20
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def origin(ip: str, port: int) -> str:
+    """The beginning of the addresses of a server."""
+    return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"
+
+
+async def read(client: httpx.AsyncClient, url: str, token: str) -> bytes:
+    """The body of an answer. Raises Unanswered, and what httpx raises."""
+    # Not compressed: a small answer must not become a large one here.
+    headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+    async with client.stream("GET", url, headers=headers) as answer:
+        if answer.status_code != 200:
+            raise Unanswered(f"HTTP {answer.status_code}")
+        content = bytearray()
+        async for chunk in answer.aiter_raw():
+            content += chunk
+            if len(content) > LARGEST_REPORT:
+                raise Unanswered("the report is too large")
+        return bytes(content)
+
+
+def parse(model: type[T], content: bytes) -> T:
+    """The report in a body. Raises Unanswered naming the field."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Unanswered(f"the report can't be read: {place}: {first['msg']}") from None

@@ -1,0 +1,53 @@
+"""The progress readers of driver pods over HTTP. One that does not answer is an ordinary result."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlencode
+
+import httpx
+
+from everloop_operator.api import names
+from everloop_operator.api.rl_job import GoalSpec
+from everloop_operator.core.jobs.plan import ProgressPoll
+from everloop_operator.core.jobs.report import ProgressReport
+from everloop_operator.loop.ports import Unanswered
+
+from . import asking
+
+TIMEOUT_SECONDS = 3.0
+"""For the whole answer."""
+
+
+class ProgressClient:
+    """Asks progress readers for their reports."""
+
+    def __init__(self, port: int = names.PROGRESS_PORT) -> None:
+        self._port = port
+        self._client = httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False)
+
+    async def ask(self, poll: ProgressPoll, token: str) -> ProgressReport:
+        """The report of this pod's reader, with what it says of the goal. Raises Unanswered."""
+        url = f"{asking.origin(poll.ip, self._port)}/report{_question(poll.goal)}"
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                content = await asking.read(self._client, url, token)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # TimeoutError is an OSError
+            raise Unanswered(type(error).__name__) from None
+        return asking.parse(ProgressReport, content)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+
+def _question(goal: GoalSpec | None) -> str:
+    if goal is None:
+        return ""
+    fields = {
+        "metric": goal.metric,
+        "value": goal.value,
+        "direction": goal.direction,
+        "consecutive": goal.consecutive,
+    }
+    return f"?{urlencode(fields)}"

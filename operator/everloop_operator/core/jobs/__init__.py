@@ -1,0 +1,1 @@
+"""What should happen to an RLJob: pure functions over plain values, as for a TrainingSession."""

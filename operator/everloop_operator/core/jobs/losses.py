@@ -1,0 +1,123 @@
+"""When a driver is over, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from everloop_operator.api import names
+from everloop_operator.core.observed import Pod, within
+
+from .observed import Driver, ObservedJob
+
+Budgeted = Literal["infrastructure", "application", "none"]
+
+OUT_OF_MEMORY = "OOMKilled"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a driver is over."""
+
+    reason: str
+    message: str
+    budget: Budgeted
+    """Which budget it uses; `none` for what somebody asked for."""
+    node: str = ""
+    exit_code: int | None = None
+    out_of_memory: bool = False
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether the pod ended by itself: then the next one waits longer each time."""
+        return self.reason in (names.RECOVERY_DRIVER_FAILED, names.RECOVERY_POD_FAILED)
+
+
+def find(
+    observed: ObservedJob, attempt: int, driver: Driver | None, template_hash: str, lost_after: float
+) -> Loss | None:
+    """Why `attempt` is over, or None while it may go on. A driver that ended well is none: see `outcome`.
+
+    Args:
+        observed: the observation.
+        attempt: the attempt in question.
+        driver: its pod, None if there is none.
+        template_hash: of the pod that the spec asks for.
+        lost_after: seconds for which a node may be not Ready.
+    """
+    recorded = observed.job.status.pod if observed.job.status.attempt == attempt else None
+    pod = driver.pod if driver else None
+    name = pod.name if pod else (recorded.name if recorded else f"of attempt {attempt}")
+    node = pod.node if pod else (recorded.node if recorded else "")
+    ended = _ended(pod, name) if pod else None
+    if ended:
+        return ended
+    if node:
+        recorded_uid = recorded.node_uid if recorded and recorded.node == node else ""
+        gone = pod is None or pod.deletion_requested is not None
+        lost = _node_loss(observed, node, recorded_uid, 0.0 if gone else lost_after)
+        if lost:
+            return lost
+    if pod is None or driver is None:
+        return Loss(names.RECOVERY_POD_LOST, f"pod {name} no longer exists", "infrastructure", node)
+    if pod.deletion_requested or pod.disruption:
+        why = f" ({pod.disruption})" if pod.disruption else ""
+        return Loss(names.RECOVERY_POD_DELETED, f"pod {name} is being deleted{why}", "none", node)
+    if pod.phase == "Succeeded":
+        return None
+    if pod.template_hash != template_hash:
+        return Loss(names.RECOVERY_SPEC_CHANGED, "the spec asks for another driver", "none", node)
+    report = observed.report
+    if report and report.state == "Stale" and driver is observed.current:
+        message = f"the storage holds iteration {report.resume.iteration}, and pod {name} was to start from another"
+        return Loss(names.RECOVERY_NEWER_CHECKPOINT, message, "none", node)
+    return None
+
+
+def _ended(pod: Pod, name: str) -> Loss | None:
+    """The loss of a pod that failed. What its kubelet or its node did to it is no fault of the program."""
+    if pod.phase != "Failed":
+        return None
+    container = pod.container
+    if pod.disruption:
+        return Loss(names.RECOVERY_POD_DELETED, f"pod {name} was disrupted ({pod.disruption})", "none", pod.node)
+    if pod.failure or pod.deletion_requested or container.exit_code is None:
+        why = pod.failure or ("it was deleted" if pod.deletion_requested else "no reason given")
+        budget: Budgeted = "none" if pod.deletion_requested else "infrastructure"
+        reason = names.RECOVERY_POD_DELETED if pod.deletion_requested else names.RECOVERY_POD_FAILED
+        return Loss(reason, f"pod {name} failed: {why}", budget, pod.node)
+    out_of_memory = container.exit_reason == OUT_OF_MEMORY
+    how = "ran out of memory" if out_of_memory else f"ended with exit code {container.exit_code}"
+    return Loss(
+        names.RECOVERY_DRIVER_FAILED, f"the driver in pod {name} {how}", "application", pod.node,
+        exit_code=container.exit_code, out_of_memory=out_of_memory,
+    )  # fmt: skip
+
+
+def _node_loss(observed: ObservedJob, name: str, recorded_uid: str, lost_after: float) -> Loss | None:
+    node = observed.nodes.get(name)
+    if node is None or (recorded_uid and recorded_uid != node.uid):
+        return Loss(names.RECOVERY_NODE_GONE, f"node {name} no longer exists", "infrastructure", name)
+    if node.out_of_service:
+        return Loss(names.RECOVERY_NODE_LOST, f"node {name} is out of service", "infrastructure", name)
+    if node.not_ready_since and not within(observed.now - node.not_ready_since, lost_after):
+        why = f" ({node.reason})" if node.reason else ""
+        return Loss(names.RECOVERY_NODE_LOST, f"node {name} is not Ready{why}", "infrastructure", name)
+    return None
+
+
+def proof_of_death(observed: ObservedJob, pod: Pod) -> str:
+    """Why the pod certainly runs no more, or ''."""
+    if not pod.node:
+        return ""
+    node = observed.nodes.get(pod.node)
+    if node is None:
+        return f"node {pod.node} no longer exists"
+    if node.out_of_service:
+        return f"node {pod.node} is out of service"
+    return ""
+
+
+def shunned(observed: ObservedJob) -> list[str]:
+    """Hostnames that the next driver had better not run on."""
+    return sorted(node.hostname for node in observed.nodes.values() if not node.ready or node.out_of_service)

@@ -1,0 +1,92 @@
+"""The pass over an RLJob: observe, plan, execute, and say when to look again."""
+
+from __future__ import annotations
+
+from everloop_operator.core.jobs.observed import Driver, Job, ObservedJob
+from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll, plan
+from everloop_operator.core.jobs.projections import job_of, seen_session
+from everloop_operator.core.jobs.report import ProgressReport
+
+from .cache import Cache, session_of_job
+from .job_execute import JobCredentials, JobExecutor
+from .poller import Poller
+from .ports import Absent, Body, Cluster, Key, Now
+
+
+class JobPass:
+    """Puts the parts of a pass together."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        executor: JobExecutor,
+        poller: Poller[ProgressPoll, ProgressReport],
+        credentials: JobCredentials,
+        settings: JobSettings,
+        now: Now,
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._executor = executor
+        self._poller = poller
+        self._credentials = credentials
+        self._settings = settings
+        self._now = now
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass. Returns seconds after which the next is due without a signal, or None."""
+        body = self._cache.get(key)
+        if body is None:
+            self._poller.want(key, None)
+            await self._executor.forget(key)
+            return None
+        observed = await self._observe(key, body)
+        todo = plan(observed, self._settings)
+        put_off = await self._executor.execute(key, body, observed, todo)
+        token = self._credentials.token(observed.job.uid, todo.poll.attempt) if todo.poll else ""
+        self._poller.want(key, todo.poll, token)
+        waits = [wait for wait in (todo.requeue_after, put_off) if wait is not None]
+        return min(waits, default=None)
+
+    async def _observe(self, key: Key, body: Body) -> ObservedJob:
+        job = job_of(body)
+        await self._verify(key, body)
+        cached = self._cache.pods(key)
+        session = self._cache.get(session_of_job(body))
+        own = tuple(item.driver for item in cached if item.driver and item.owner == job.uid)
+        return ObservedJob(
+            now=self._now(),
+            job=job,
+            drivers=own,
+            taken_attempts=frozenset(item.pod.attempt for item in cached if item.owner != job.uid),
+            nodes=self._cache.nodes(),
+            session=seen_session(session) if session else None,
+            progress=self._poller.answer(key, _latest_uid(job, own)),
+            refusal=self._executor.refusal(key),
+        )
+
+    async def _verify(self, key: Key, body: Body) -> None:
+        """Reads live what the cache lacks, because a lack means a new attempt."""
+        recorded = (body.get("status") or {}).get("pod") or {}
+        if recorded and recorded["name"] not in {item.pod.name for item in self._cache.pods(key)}:
+            try:
+                self._cache.put_pod(await self._cluster.pod(key.namespace, recorded["name"]))
+            except Absent:
+                pass
+        wanted = {item.pod.node for item in self._cache.pods(key) if item.pod.node}
+        if recorded.get("node"):
+            wanted.add(recorded["node"])
+        for name in wanted - self._cache.nodes().keys():
+            try:
+                self._cache.put_node(await self._cluster.node(name))
+            except Absent:
+                continue
+
+
+def _latest_uid(job: Job, drivers: tuple[Driver, ...]) -> str:
+    """UID of the pod of the latest attempt, though it may be gone."""
+    latest = max(drivers, key=lambda driver: driver.pod.attempt, default=None)
+    if latest and latest.pod.attempt >= job.status.attempt:
+        return latest.pod.uid
+    return job.status.pod.uid if job.status.pod else ""

@@ -1,0 +1,82 @@
+"""The poller: who is asked, and when an answer is worth a pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from everloop_operator.core.plan import Poll
+from everloop_operator.core.report import TrainerReport
+from everloop_operator.loop.poller import Poller
+from everloop_operator.loop.ports import Key, Unanswered
+from tests.operator.builders import report
+from tests.operator.one_cluster import clock
+
+KEY = Key("team", "tuned")
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Lets other tasks run until this holds."""
+    async with asyncio.timeout(5):
+        for _ in iter(true, True):
+            await asyncio.sleep(0.001)
+
+
+class Answers:
+    """A trainer that gives these answers one after the other, and then the last for ever."""
+
+    def __init__(self, *answers: TrainerReport | str) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def ask(self, poll: Poll, token: str) -> TrainerReport:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, str):
+            raise Unanswered(answer)
+        return answer
+
+
+async def test_poller_wakes_on_news_only() -> None:
+    """The same answer again is no reason for a pass; silence is, and keeps the last report."""
+    woken: list[Key] = []
+    trainer = Answers(report(), report(), "ReadTimeout", "ReadTimeout", report(1, "Recovering"))
+    poller = Poller(trainer.ask, woken.append, clock)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
+    await until(lambda: trainer.asked >= 8)
+    assert len(woken) == 3
+    assert poller.answer(KEY, "another pod").report is None
+    known = poller.answer(KEY, "u").report
+    assert known is not None
+    assert known.state == "Recovering"
+    await poller.close()
+
+
+async def test_poller_outlives_a_defect() -> None:
+    """An answer that nobody foresaw counts as none, and the next one is asked for: the old report must not stand."""
+
+    class Broken(Answers):
+        async def ask(self, poll: Poll, token: str) -> TrainerReport:
+            answer = await super().ask(poll, token)
+            if self.asked == 2:
+                raise ZeroDivisionError
+            return answer
+
+    trainer, seen = Broken(report()), list[str]()
+    poller = Poller(trainer.ask, lambda key: seen.append(poller.answer(key, "u").problem), clock)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
+    await until(lambda: trainer.asked >= 4)
+    assert seen == ["", "ZeroDivisionError", ""]
+    await poller.close()
+
+
+async def test_poller_forgets_the_old_pod() -> None:
+    """A new pod starts without a report; nobody to ask ends the asking."""
+    poller = Poller(Answers(report()).ask, lambda key: None, clock)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 60.0), "t")
+    await until(lambda: poller.answer(KEY, "u").report is not None)
+    poller.want(KEY, Poll("127.0.0.8", "v", 2, 60.0), "t")
+    assert poller.answer(KEY, "v").report is None
+    poller.want(KEY, None)
+    assert poller.answer(KEY, "v").report is None
+    await poller.close()
