@@ -42,6 +42,8 @@ class SnapshotRequest:
 class Runner:
     """Runs accepted operations in turn: round robin over the streams, in order within a model.
 
+    `started` and `worked` are monotonic times: when the running operation was begun, and when the last one ended.
+
     Args:
         context: shared with the service.
         source: where engines come from.
@@ -68,6 +70,7 @@ class Runner:
         self._request = SnapshotRequest()
         self.engine: Engine | None = None
         self.running: Entry | None = None
+        self.started = self.worked = self._since
         self.recoveries: list[Recovery] = []
 
     @property
@@ -325,10 +328,9 @@ class Runner:
         position, noted = context.journal.note(tried)
         await asyncio.shield(noted)
         context.history.apply(tried, position)
-        self.running = entry
-        started = context.config.monotonic()
+        self.running, self.started = entry, context.config.monotonic()
         result, body = await self._execution.run(engine, self._generation, entry, request)
-        seconds = context.config.monotonic() - started
+        seconds = context.config.monotonic() - self.started
         await self._end(entry, result, body)
         if changes_state(entry):
             self.snapshots.worked(entry.stream, seconds)
@@ -340,5 +342,5 @@ class Runner:
         position, durable = self._context.journal.append(result, body)
         await asyncio.shield(durable)
         self._context.history.apply(result, position)
-        self.running = None
+        self.running, self.worked = None, self._context.config.monotonic()
         self._finished(entry)

@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from everloop_trainer.session import reporting
 from everloop_trainer.session.base import Base, given_up, restore
 from everloop_trainer.session.compacting import Compacting, Compactor
 from everloop_trainer.session.context import Context, SessionConfig
 from everloop_trainer.session.errors import Fenced, JournalDamaged, Replaced, StorageFailed
 from everloop_trainer.session.gaps import MINUTES, Gaps, explanation
-from everloop_trainer.session.history import Checkpoint, History, Kept, Model, ModelInfo, SamplerInfo
-from everloop_trainer.session.identifiers import request_id, split_request_id, storage_id
+from everloop_trainer.session.history import Checkpoint, History, Kept, ModelInfo, SamplerInfo
+from everloop_trainer.session.identifiers import request_id, split_request_id
 from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
 from everloop_trainer.session.ports import EngineSource, Journal, Position, States
 from everloop_trainer.session.records import Accept, Deliver, Lost, Record, Result, is_readable
 from everloop_trainer.session.runner import Runner
-from everloop_trainer.session.status import CheckpointStatus, ModelStatus, SessionStatus
+from everloop_trainer.session.status import SessionStatus
 from everloop_trainer.session.streams import Ended, Entry
 from everloop_trainer.session.underway import Underway
 
@@ -243,7 +244,7 @@ class SessionService:
         before = sum(
             other.accepted < entry.accepted for stream in streams.values() for other in stream.pending.values()
         )
-        if trouble := self._trouble():
+        if trouble := reporting.trouble(self._context):
             return Pending("paused_capacity", f"the storage takes no writes, nothing is lost: {trouble}", before)
         broken = self._context.broken.get(entry.stream)
         missing = streams[entry.stream].missing()
@@ -259,12 +260,9 @@ class SessionService:
             return Pending("paused_capacity", "the training engine is being restored; nothing is lost", before)
         return Pending("active", f"{before} operations of this session were accepted before it", before)
 
-    def _trouble(self) -> str:
-        """Why nothing goes on just now for the storage's sake; empty if all is well."""
-        return self._context.journal.trouble or self._context.full
-
     def model(self, model_id: str) -> ModelInfo | None:
         """A model whose creation has succeeded."""
+        self._heard = self._context.config.monotonic()
         model = self._context.history.models.get(model_id)
         return None if model is None else model.info
 
@@ -274,6 +272,7 @@ class SessionService:
 
     def runs(self) -> list[Run]:
         """Every model whose creation has succeeded."""
+        self._heard = self._context.config.monotonic()
         history = self._context.history
         checkpoints: dict[str, list[Checkpoint]] = {model: [] for model in history.models}
         for checkpoint in history.checkpoints.values():
@@ -294,40 +293,7 @@ class SessionService:
 
     def status(self) -> SessionStatus:
         """The state as plain values."""
-        context, runner = self._context, self._runner
-        troubles = self._trouble(), context.underway.trouble
-        failures = [f"{what}: {error}" for what, error in context.storage_errors.items()]
-        stopped = [f"{stream} is stopped: {why}" for stream, why in context.broken.items()]
-        return SessionStatus(
-            state=runner.state,
-            incarnation=context.config.incarnation,
-            lineage=context.config.lineage,
-            base_model=context.config.base_model,
-            engine_pid=None if runner.engine is None else runner.engine.pid,
-            engine_restarts=max(0, runner.generation - 1),
-            models=tuple(self._model_status(model) for model in context.history.models.values()),
-            last_snapshot_time=runner.snapshots.last_time,
-            storage_error="; ".join(filter(None, [*troubles, *failures, *stopped])),
-            replay_mismatches=context.replay_mismatches,
-            recoveries=tuple(runner.recoveries),
-            snapshot_request=runner.requested,
-        )
-
-    def _model_status(self, model: Model) -> ModelStatus:
-        stream = self._context.history.streams[model.info.model_id]
-        latest = model.latest_checkpoint
-        shown = None
-        if latest is not None and latest.name is not None and latest.path is not None:
-            shown = CheckpointStatus(latest.name, latest.step, latest.stored.time, latest.path, latest.stored.size)
-        return ModelStatus(
-            id=storage_id(model.info.model_id),
-            model_id=model.info.model_id,
-            rank=model.info.lora.rank,
-            step=model.step,
-            seq=stream.done - 1,
-            pending=len(stream.pending),
-            latest_checkpoint=shown,
-        )
+        return reporting.report(self._context, self._runner, self._heard)
 
     def request_snapshots(self, name: str) -> None:
         """Snapshot every model soon: the pod is about to leave its node. The status tells when that is done."""

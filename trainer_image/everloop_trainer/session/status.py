@@ -67,6 +67,15 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
+class UnderwayStatus:
+    """An operation without a result: `seconds` since an engine began it, None if none has; `deaths` as in `poison`."""
+
+    operation: str
+    seconds: float | None
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionStatus:
     """Everything that the operator shows of a session."""
 
@@ -83,6 +92,9 @@ class SessionStatus:
     recoveries: tuple[Recovery, ...]
     snapshot_request: tuple[str, int] | None
     """Name of the latest request for snapshots, and how many models it still waits for."""
+    idle_seconds: float
+    """Since the last call of any client, and since the last operation ended; 0 while one runs or may run."""
+    underway: UnderwayStatus | None
 
     def to_json(self) -> dict[str, Any]:
         """The body of `GET /status`."""
@@ -119,6 +131,14 @@ class SessionStatus:
             ],
             "snapshotRequest": {"id": self.snapshot_request[0], "pending": self.snapshot_request[1]}
             if self.snapshot_request
+            else None,
+            "idleSeconds": int(self.idle_seconds),
+            "underway": {
+                "operation": self.underway.operation,
+                "seconds": None if self.underway.seconds is None else int(self.underway.seconds),
+                "deaths": self.underway.deaths,
+            }
+            if self.underway
             else None,
         }
 

@@ -1,0 +1,73 @@
+"""What the status tells of use: since when nobody has called, and which operation is under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from everloop_trainer.session.status import UnderwayStatus
+from tests.session.fake_engine import FakeEngine
+from tests.session.world import A, Client, Running, create, fb, running, until
+from tests.store.crash_files import Disk
+
+
+def hangs_in_forward_backward(engine: FakeEngine, op: str) -> None:
+    if op == "forward_backward":
+        engine.gate = asyncio.Event()
+
+
+async def hang(world: Running) -> None:
+    """A forward_backward that does not end."""
+    client = Client()
+    await client.play(world.service, [[create(A)]])
+    await client.send(world.service, fb(A, 1))
+    await until(lambda: world.engine.gate is not None)
+
+
+async def test_use_starts_idleness_anew() -> None:
+    """Submits, polls and questions are use; reading the status is none, nor is waiting for a number that never came."""
+    async with running(Disk()) as world:
+        client = Client()
+        await client.play(world.service, [[create(A)]])
+        await client.send(world.service, fb(A, 2))
+        for use in ("nothing", "submit", "poll", "model", "runs", "nothing"):
+            world.clock.now += 100
+            idle = world.service.status().idle_seconds
+            assert idle == pytest.approx(100 if use != "submit" else 200, abs=1), use
+            match use:
+                case "submit":
+                    await client.send(world.service, fb(A, 2))
+                case "poll":
+                    await world.service.outcome(f"{A}:0", 0)
+                case "model":
+                    world.service.model(A)
+                case "runs":
+                    world.service.runs()
+        assert world.service.status().to_json()["idleSeconds"] == 100
+
+
+async def test_a_running_operation_is_use() -> None:
+    """However long it takes; its end starts the time anew."""
+    async with running(Disk(), hook=hangs_in_forward_backward) as world:
+        await hang(world)
+        world.clock.now += 500
+        status = world.service.status()
+        assert status.idle_seconds == 0
+        assert status.underway == UnderwayStatus(f"{A}:1", pytest.approx(500, abs=1), 0)
+        assert world.engine.gate is not None
+        world.engine.gate.set()
+        await world.settled()
+        assert world.service.status().idle_seconds == pytest.approx(0, abs=1)
+        assert world.service.status().underway is None
+
+
+async def test_an_operation_in_which_a_server_died_is_named() -> None:
+    """The next server says which it was before it is tried again, and how much its deaths count."""
+    disk = Disk()
+    async with running(disk, hook=hangs_in_forward_backward) as world:
+        await hang(world)
+    async with running(disk, attempt=2, pod="pod-2", hook=hangs_in_forward_backward) as world:
+        assert world.service.status().underway == UnderwayStatus(f"{A}:1", None, 1)
+        await until(lambda: world.source.engines != [] and world.engine.gate is not None)
+        assert world.service.status().to_json()["underway"] == {"operation": f"{A}:1", "seconds": 0, "deaths": 1}
