@@ -114,6 +114,12 @@ class Cluster:
         """Create a TrainingSession; False if its name is taken. Raises ApiUnavailable, ApiRefused."""
         return await self._kube.create(_sessions_path(namespace), manifest, names.GATEWAY_FIELD_MANAGER) is not None
 
+    async def wake(self, namespace: str, name: str, uid: str) -> None:
+        """Tell the operator that a call needs this TrainingSession. Raises ApiUnavailable, ApiRefused."""
+        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        body = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_WAKE: time}}}
+        await self._kube.merge(f"{_sessions_path(namespace)}/{name}", body, names.GATEWAY_FIELD_MANAGER)
+
     async def _read_master(self) -> bytes:
         """Read the master key, which the operator creates; it never changes."""
         path = f"{self._release}/secrets/{names.MASTER_KEY_SECRET}"

@@ -16,6 +16,7 @@ from kubernetes.aio import client, config
 CALL_SECONDS = 5.0
 LIST_SECONDS = 30.0
 LIST_PAGE = 500
+MERGE = "application/merge-patch+json"
 # Short watches: one that has gone silent behind a dead API server is noticed within this time.
 WATCH_SECONDS = 30
 
@@ -96,6 +97,14 @@ class Kube:
             if error.status != 404:
                 raise
 
+    async def merge(self, path: str, body: dict[str, Any], field_manager: str) -> None:
+        """Change an object by a merge patch, if it is there. Raises ApiUnavailable, ApiRefused."""
+        try:
+            await self._call("PATCH", path, {"fieldManager": field_manager}, body, CALL_SECONDS)
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
+
     async def list(self, path: str, selectors: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
         """List all objects, in pages, with the resource version to watch from. Raises ApiUnavailable, ApiRefused."""
         items: list[dict[str, Any]] = []
@@ -148,7 +157,7 @@ class Kube:
             method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json"},
+            header_params={"Accept": "application/json"} | ({"Content-Type": MERGE} if method == "PATCH" else {}),
             body=body,
             auth_settings=["BearerToken"],
         )

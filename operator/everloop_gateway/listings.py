@@ -103,7 +103,8 @@ def _may_have_runs(view: SessionView) -> bool:
     """A session without a pod that none is being made for would be waited for in vain."""
     if view.deleting:
         return False
-    if view.incarnation is None and view.phase not in (names.PHASE_STARTING, names.PHASE_RECOVERING):
+    coming = view.phase in (names.PHASE_STARTING, names.PHASE_RECOVERING) or (view.idle and not view.refuses)
+    if view.incarnation is None and not coming:
         log.info("left out of a listing: it has no pod", session=view.title, phase=view.phase)
         return False
     return True

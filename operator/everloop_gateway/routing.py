@@ -52,8 +52,12 @@ class SessionView:
     """Identifier of what its storage holds; empty until a pod has opened it."""
     missing_claim: str
     """Which claim it names that is not there, in the operator's words; empty if there is none."""
-    stopped: bool
+    stopped: bool = False
     """Whether it is, or is about to be, stopped for ever."""
+    idle: bool = False
+    """Whether it has given its pod back because nobody used it."""
+    refuses: bool = False
+    """Whether calls must not end that."""
 
     @property
     def title(self) -> str:
@@ -68,7 +72,7 @@ class SessionView:
     @property
     def over(self) -> bool:
         """Will it take no new model, as it is?"""
-        return self.stopped or self.phase == names.PHASE_FAILED
+        return self.stopped or self.phase == names.PHASE_FAILED or (self.idle and self.refuses)
 
     @property
     def state(self) -> str:
@@ -131,6 +135,8 @@ class Wait:
 
     reason: str
     mistaken: bool = False
+    wakes: str = ""
+    """UID of the TrainingSession that is to be told that it is needed; empty if none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +155,7 @@ def session_view(resource: dict[str, Any]) -> SessionView:
     """Read a TrainingSession object of the API, whose shape the CRD's schema has checked."""
     metadata, spec, status = resource["metadata"], resource["spec"], resource.get("status") or {}
     pod, attempt, storage = status.get("pod") or {}, status.get("attempt"), status.get("storage") or {}
+    rest = (status.get("rest") or {}).get("state")
     incarnation = None
     if attempt is not None and pod.get("uid") and pod.get("ip"):
         incarnation = Incarnation(attempt, pod["uid"], pod["ip"])
@@ -169,7 +176,9 @@ def session_view(resource: dict[str, Any]) -> SessionView:
         claim=Claim(_journal_claim(metadata["name"], spec["storage"]["journal"]), storage.get("claimUID") or ""),
         lineage=storage.get("lineage") or "",
         missing_claim=missing_claim(status.get("conditions") or []),
-        stopped=(status.get("rest") or {}).get("state") == names.PHASE_STOPPED,
+        stopped=rest == names.PHASE_STOPPED,
+        idle=rest == names.PHASE_IDLE,
+        refuses=(spec.get("idle") or {}).get("onCall") == "Refuse",
     )
 
 
@@ -220,7 +229,7 @@ def find_target(binding: Binding, session: SessionView | None, missing_seconds: 
     if session.stopped:
         return Stopped(f"{binding.id}: {session.state}")
     if session.incarnation is None:
-        return Wait(session.state)
+        return Wait(session.state, wakes=session.uid if session.idle and not session.refuses else "")
     if not session.lineage:
         return Wait(f"{session.state}; the lineage of its storage is not known yet")
     if binding.lineage is None:

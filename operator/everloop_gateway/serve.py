@@ -15,6 +15,7 @@ from everloop_gateway.cluster import Cluster
 from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
+from everloop_gateway.waking import Waker
 from everloop_operator.api import names
 
 # Held calls are answered or dropped at once when the process is told to end; this bounds the writing of answers.
@@ -32,7 +33,7 @@ async def serve(settings: Settings) -> None:
     http = upstream.http_client()
     try:
         cluster = Cluster(api, settings)
-        pods = upstream.Upstream(cluster.sessions, cluster.bindings, http, cluster.master)
+        pods = upstream.Upstream(cluster.sessions, cluster.bindings, http, cluster.master, Waker(cluster.wake))
         intents = Intents(api, settings.release_namespace, cluster.bindings, pods)
         calls = Calls(cluster, pods, intents)
         listings = Listings(cluster, pods, calls)

@@ -15,6 +15,7 @@ from everloop_gateway.holding import Kind, is_definitive
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
 from everloop_gateway.routing import Binding, Gone, Incarnation, Settle, Target, find_target
 from everloop_gateway.state import Sessions
+from everloop_gateway.waking import Waker
 from everloop_operator.api import names, tokens
 
 CONNECT_SECONDS = 1.0
@@ -75,8 +76,14 @@ class Upstream:
     """Sends calls to session pods by incarnation."""
 
     def __init__(
-        self, sessions: Sessions, bindings: Bindings, http: aiohttp.ClientSession, master: Callable[[], bytes]
+        self,
+        sessions: Sessions,
+        bindings: Bindings,
+        http: aiohttp.ClientSession,
+        master: Callable[[], bytes],
+        waker: Waker,
     ) -> None:
+        self._waker = waker
         self._sessions = sessions
         self._bindings = bindings
         self._http = http
@@ -105,6 +112,8 @@ class Upstream:
                     return answer
             else:
                 progress.waits(found.reason)
+                if found.wakes:
+                    await self._waker.wake(key, found.wakes)
             self._sessions.call_failed(key)
             if await pause(change, seconds):
                 seconds = FIRST_PAUSE_SECONDS

@@ -18,6 +18,7 @@ from everloop_operator.api import names, tokens
 from everloop_operator.cluster import kube, progress, trainer, watch
 from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll
 from everloop_operator.core.jobs.report import ProgressReport
+from everloop_operator.core.observed import answered
 from everloop_operator.core.plan import Poll, Settings
 from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop.cache import Cache
@@ -58,7 +59,7 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     cluster = kube.Kube(await kube.load_configuration(), settings.release_namespace)
     trainers, readers = trainer.TrainerClient(), progress.ProgressClient()
     queue, cache = WorkQueue(), Cache(now, settings.node_rules)
-    poller = Poller(trainers.answer, queue.add, now)
+    poller = Poller(trainers.answer, queue.add, now, answered)
     progress_poller = Poller(readers.ask, queue.add, now)
     try:
         master = await _patiently(lambda: _master_key(cluster), stop)

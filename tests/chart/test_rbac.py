@@ -71,7 +71,8 @@ def writing(objects: Objects, kind: str) -> set[Right]:
     return {right for right in granted if right[3] not in ("get", "list", "watch")}
 
 
-BINDINGS = {("", "configmaps", "", "create")}
+WAKES = (names.GROUP, names.TRAINING_SESSION_PLURAL, "", "patch")
+BINDINGS = {("", "configmaps", "", "create"), WAKES}
 INTENTS = {("", "configmaps", "", "create"), ("", "configmaps", "", "delete")}
 SESSIONS = {
     (names.GROUP, names.TRAINING_SESSION_PLURAL, "", "create"),
@@ -80,12 +81,25 @@ SESSIONS = {
 
 
 def test_gateway_writes_bindings_and_intents_and_nothing_else(objects: Objects) -> None:
-    """It may create ConfigMaps, and delete them in the release namespace only; it changes nothing."""
+    """It may create ConfigMaps, and delete them in the release namespace only; of a session it patches, to wake it."""
     assert writing(objects, "ClusterRole") == BINDINGS
     assert writing(objects, "Role") == INTENTS
     granted = {right for role in roles(objects) for right in rights(role) if role["metadata"]["name"] == GATEWAY}
     assert (names.GROUP, names.TRAINING_SESSION_PLURAL, "", "watch") in granted
     assert ("", "configmaps", names.CATALOGUE_CONFIG_MAP, "watch") in granted
+
+
+def test_gateway_is_held_to_the_annotation_that_wakes(objects: Objects) -> None:
+    """A policy names its account, and denies; what it lets pass is tried on a real API server, end to end."""
+    policy = pick(objects, "ValidatingAdmissionPolicy", GATEWAY)["spec"]
+    account = "system:serviceaccount:everloop-system:everloop-gateway"
+    assert [condition["expression"] for condition in policy["matchConditions"]] == [
+        f'request.userInfo.username == "{account}"'
+    ]
+    assert policy["failurePolicy"] == "Fail"
+    assert names.ANNOTATION_WAKE in str(policy["validations"])
+    binding = pick(objects, "ValidatingAdmissionPolicyBinding", GATEWAY)["spec"]
+    assert (binding["policyName"], binding["validationActions"]) == (GATEWAY, ["Deny"])
 
 
 @pytest.mark.parametrize(

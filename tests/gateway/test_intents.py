@@ -17,6 +17,7 @@ from everloop_gateway.intents import Intent, Intents, from_config_map, to_config
 from everloop_gateway.kube import ApiUnavailable, Kube, pause
 from everloop_gateway.state import Sessions
 from everloop_gateway.upstream import Upstream, http_client
+from everloop_gateway.waking import Waker
 from everloop_operator.api import names
 from tests.gateway.process_table import process_of
 from tests.gateway.world import (
@@ -200,12 +201,16 @@ class AskedKube(Kube):
         raise ApiUnavailable("in this test")
 
 
+async def nobody(namespace: str, name: str, uid: str) -> None:
+    raise AssertionError("nothing is idle here")
+
+
 async def test_nothing_is_delivered_before_sessions_and_master_key_are_known() -> None:
     """A replica that has just started would find no session, and forget what is kept for it."""
     kube, ready, sessions = AskedKube(), asyncio.Event(), Sessions()
     async with http_client() as http:
         bindings = Bindings(kube)
-        upstream = Upstream(sessions, bindings, http, bytes)
+        upstream = Upstream(sessions, bindings, http, bytes, Waker(nobody))
         intents = Intents(kube, RELEASE_NAMESPACE, bindings, upstream)
         running = asyncio.create_task(intents.run(ready))
         assert not await pause(kube.asked, 0.2)

@@ -16,21 +16,18 @@ SINCE = "2030-01-01T00:00:00Z"
 def test_a_suspended_session_is_waited_for(
     cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address, sdk: Start
 ) -> None:
-    """Polls say why nothing goes on, submits are held; resumed, everything goes on, and once."""
+    """Calls are held, and wake nothing; resumed, everything goes on, and once."""
     key = cluster.key(tenant.namespace)
     pod = tenant.start_pod(processes, address())
     tenant.serve(pod)
     program = sdk(gateway.url, key, "train")
-    model = program.wait("created")["model_id"]
+    program.wait("created")
     pod.kill()
     rest = {"state": "Suspended", "since": SINCE}
     tenant.without_pod(names.PHASE_SUSPENDED, names.REASON_SUSPENDED, "spec.suspend is true", rest=rest)
     program.say("step")
-    with gateway.client(key) as client:
-        poll = background(client.post, "/retrieve_future", json={"request_id": f"{model}:0"}).result(60)
-    assert (poll.status_code, poll.json()["queue_state"]) == (408, "paused_capacity")
-    assert poll.json()["queue_state_reason"].endswith("is Suspended: spec.suspend is true")
-    assert program.named("step") == []
+    gateway.wait_logged("call waits", f"{tenant.namespace}/small is Suspended: spec.suspend is true")
+    assert (program.named("step"), tenant.wake()) == ([], "")
     tenant.serve(tenant.start_pod(processes, address()))
     program.wait("step")
     program.finish()
@@ -68,3 +65,47 @@ def test_every_call_to_a_stopped_session_ends_with_its_reason(
         assert refused.status_code == 400
         assert "is Stopped: spec.stop is true" in refused.json()["detail"]
         assert client.get("/get_server_capabilities").json() == {"supported_models": []}
+
+
+def test_a_call_wakes_an_idle_session(
+    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address, sdk: Start
+) -> None:
+    """A heartbeat sets no annotation, a call does, and goes on as soon as there is a pod."""
+    key = cluster.key(tenant.namespace)
+    pod = tenant.start_pod(processes, address())
+    tenant.serve(pod)
+    program = sdk(gateway.url, key, "train")
+    model = program.wait("created")["model_id"]
+    pod.kill()
+    rest = {"state": "Idle", "since": SINCE}
+    tenant.without_pod(names.PHASE_IDLE, names.REASON_IDLE, "nobody has used it", rest=rest)
+    with gateway.client(key) as client:
+        beat = client.post("/session_heartbeat", json={"session_id": model.partition(":")[0]})
+    assert (beat.status_code, tenant.wake()) == (200, "")
+    program.say("step")
+    wait_for("the annotation", tenant.wake)
+    gateway.wait_logged("session woken by a call", tenant.namespace)
+    tenant.serve(tenant.start_pod(processes, address()))
+    program.wait("step")
+    program.finish()
+    assert set(Counter(tenant.accepted()).values()) == {1}
+
+
+def test_an_idle_session_may_refuse_to_be_woken(
+    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address
+) -> None:
+    """Operations of its models wait with the reason; a new model is refused with it; the annotation is not set."""
+    key = cluster.key(tenant.namespace)
+    tenant.serve(tenant.start_pod(processes, address()))
+    with gateway.session(key) as (client, session_id):
+        body = {"session_id": session_id, "model_seq_id": 0, "base_model": "org/small", "lora_config": {"rank": 8}}
+        request_id = client.post("/create_model", json=body).json()["request_id"]
+        tenant.set_spec(idle={"onCall": "Refuse"})
+        rest = {"state": "Idle", "since": SINCE}
+        tenant.without_pod(names.PHASE_IDLE, names.REASON_IDLE, "nobody has used it", rest=rest)
+        poll = background(client.post, "/retrieve_future", json={"request_id": request_id})
+        refused = client.post("/create_model", json={**body, "model_seq_id": 1})
+        assert refused.status_code == 400
+        assert "is Idle: nobody has used it" in refused.json()["detail"]
+        assert poll.result(60).json()["queue_state_reason"].endswith("is Idle: nobody has used it")
+    assert tenant.wake() == ""

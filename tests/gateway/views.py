@@ -23,5 +23,4 @@ VIEW = SessionView(
     claim=Claim("journal", "uid-claim"),
     lineage="lineage-a",
     missing_claim="",
-    stopped=False,
 )

@@ -39,7 +39,7 @@ CATALOGUE = [{"name": "org/small", "aliases": ["small"], "tokenizer_id": "org/sm
 
 # The rights of the gateway, and no more: the tests run it as a user that has just these.
 CLUSTER_RULES = [
-    {"apiGroups": [names.GROUP], "resources": [names.TRAINING_SESSION_PLURAL], "verbs": ["list", "watch"]},
+    {"apiGroups": [names.GROUP], "resources": [names.TRAINING_SESSION_PLURAL], "verbs": ["list", "watch", "patch"]},
     {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "get"]},
 ]
 RELEASE_RULES = [
@@ -288,6 +288,15 @@ class Tenant:
         """The TrainingSessions of the namespace."""
         found: list[dict[str, Any]] = self.cluster.api.call("GET", self.path)["items"]
         return found
+
+    def wake(self) -> str:
+        """Value of the annotation that wakes its session; empty if there is none."""
+        metadata = self.cluster.api.call("GET", f"{self.path}/{self.session}")["metadata"]
+        return str(metadata.get("annotations", {}).get(names.ANNOTATION_WAKE, ""))
+
+    def set_spec(self, **spec: Any) -> None:
+        path = f"{self.path}/{self.session}"
+        self.cluster.api.call("PATCH", path, {"spec": spec}, "application/merge-patch+json")
 
     def set_status(self, **status: Any) -> None:
         self._patch_status(self.session, **status)

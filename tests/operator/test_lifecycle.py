@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from everloop_operator.core import children
+from everloop_operator.core import observed as observed_module
 from everloop_operator.core.observed import Observed, Refusal, Trainer
 from tests.operator.builders import (
     NOW,
@@ -177,6 +178,108 @@ def test_stop_ends_a_suspension_for_good() -> None:
     assert (status_of(result).phase, rest.state) == ("Stopped", "Stopped")
 
 
+# --- idle -----------------------------------------------------------------------------------------------------------
+
+
+def unused(seconds: float, after_seconds: int = 3600, **changes: Any) -> Observed:
+    """A session that serves, and that nobody has used for so long."""
+    trainer = Trainer(report=report(), idle_since=ago(seconds))
+    return replace(changed(serving(), idle={"afterSeconds": after_seconds}), trainer=trainer, **changes)
+
+
+IDLE: list[tuple[str, Observed, bool]] = [
+    ("long enough", unused(3600), True),
+    ("not yet", unused(3599), False),
+    ("never", unused(10**7, 0), False),
+    ("in use", replace(unused(1), trainer=Trainer(report=report())), False),
+    ("operator has just started", replace(unused(1), trainer=Trainer()), False),
+    ("silent", replace(unused(1), trainer=replace(unused(9999).trainer, unreachable_since=ago(1))), False),
+]
+
+
+@pytest.mark.parametrize(("observation", "leaves"), [row[1:] for row in IDLE], ids=[row[0] for row in IDLE])
+def test_when_a_session_is_idle(observation: Observed, leaves: bool) -> None:
+    """Only what its trainer says now counts, and only after the time in the spec."""
+    result = decided(observation)
+    assert (status_of(result).leaving is not None) is leaves
+    assert (result.create_pod, result.delete_pods) == (None, ())
+
+
+def test_the_moment_of_idleness_is_looked_at() -> None:
+    """Nothing else would wake the pass."""
+    assert decided(unused(3500)).requeue_after == pytest.approx(100)
+
+
+def idle(**changes: Any) -> Observed:
+    """A session that has given its pod back."""
+    asked = unused(3600)
+    first = decided(asked)
+    leaving = status_of(first).leaving
+    assert leaving is not None
+    done = after(asked, first, trainer=replace(written(leaving.request), idle_since=asked.trainer.idle_since))
+    gone = after(done, decided(done), pods=(), trainer=Trainer())
+    return replace(after(gone, decided(gone)), **changes)
+
+
+def test_a_call_in_the_last_moment_keeps_the_pod() -> None:
+    """While snapshots are written the session may be used again."""
+    asked = unused(3600)
+    back = decided(after(asked, decided(asked), trainer=Trainer(report=report())))
+    assert (status_of(back).leaving, back.delete_pods, status_of(back).phase) == (None, (), "Running")
+
+
+def test_idle_until_the_annotation_changes() -> None:
+    """It rests however long; another value of the annotation, whatever it is, makes the next attempt."""
+    rested = idle()
+    assert rested.session.status.phase == "Idle"
+    later = decided(replace(rested, now=NOW + timedelta(days=30)))
+    assert (later.create_pod, status_of(later).phase, later.events) == (None, "Idle", ())
+    woken = decided(replace(rested, session=replace(rested.session, wake="2026-05-01T12:30:00Z")))
+    assert woken.create_pod is not None
+    assert (status_of(woken).attempt, status_of(woken).recovery_count, status_of(woken).rest) == (2, 0, None)
+    assert [event.reason for event in woken.events] == ["Resumed", "PodCreated"]
+
+
+def test_a_wake_of_before_is_none() -> None:
+    """The value that the annotation had when the session went idle says nothing."""
+    asked = unused(3600)
+    asked = replace(asked, session=replace(asked.session, wake="yesterday"), pods=())
+    rest = status_of(decided(asked)).rest
+    assert rest is not None
+    assert (rest.state, rest.wake) == ("Idle", "yesterday")
+    assert decided(after(asked, decided(asked))).create_pod is None
+
+
+def test_calls_never_end_a_suspension() -> None:
+    """Idle and then suspended: the annotation counts for nothing until the suspension is over."""
+    rested = idle()
+    asked = changed(replace(rested, session=replace(rested.session, wake="now")), 3, suspend=True)
+    result = decided(asked)
+    assert (result.create_pod, status_of(result).phase) == (None, "Suspended")
+    again = replace(after(asked, result), session=replace(after(asked, result).session, wake="later"))
+    assert decided(again).create_pod is None
+
+
+@pytest.mark.parametrize("change", [{"idle": {"afterSeconds": 0}}, {"idle": {"afterSeconds": 9, "onCall": "Refuse"}}])
+def test_idleness_follows_the_spec(change: dict[str, Any]) -> None:
+    """With 0 a session that rests is woken; Refuse leaves the waking to a person, and says how."""
+    result = decided(changed(idle(), 3, **change))
+    assert (result.create_pod is None) is ("onCall" in change["idle"])
+    if result.create_pod is None:
+        assert "everloop.dev/wake" in condition(result, "Ready")[2]
+
+
+def test_seconds_of_the_trainer_become_a_steady_time() -> None:
+    """Answers of a session that nobody uses are equal, though each has more seconds; a call shows at once."""
+    first = observed_module.answered(Trainer(), report(idleSeconds=100), NOW)
+    assert first.idle_since == ago(100)
+    second = observed_module.answered(first, report(idleSeconds=102), NOW + timedelta(seconds=3))
+    assert second == first
+    used = observed_module.answered(second, report(idleSeconds=1), NOW + timedelta(seconds=6))
+    assert used.idle_since == NOW + timedelta(seconds=5)
+    assert observed_module.answered(used, report(idleSeconds=0), NOW).idle_since is None
+
+
 # --- changes of the spec --------------------------------------------------------------------------------------------
 
 OTHER: dict[str, Any] = {"image": "trainer:2"}
@@ -217,6 +320,7 @@ def test_a_node_that_is_lost_meanwhile_is_a_loss() -> None:
 LIVE: list[dict[str, Any]] = [
     {"recovery": {"avoidSeconds": 60, "checkpointDeadlineSeconds": 5}},
     {"deadlines": {"startupSeconds": 60}},
+    {"idle": {"afterSeconds": 60, "onCall": "Refuse"}},
 ]
 
 
@@ -244,5 +348,6 @@ def test_hash_of_a_pod_does_not_change_with_the_operator() -> None:
         stop=True,
         recovery={"avoidSeconds": 1},
         deadlines={"startupSeconds": 60},
+        idle={"afterSeconds": 60, "onCall": "Refuse"},
     )
     assert children.template_hash(full) == "cd1b6a59646f41f0"

@@ -62,6 +62,11 @@ ANNOTATION_AVOIDED_NODES = f"{GROUP}/avoided-nodes"
 
 ANNOTATION_RESUME = f"{GROUP}/resume"
 """On a driver pod: `<iteration> <checkpoint>` that its driver goes on from; `0 ` for none."""
+ANNOTATION_WAKE = f"{GROUP}/wake"
+"""On a TrainingSession: whenever its value changes while the session is Idle, the session gets a pod again.
+
+The gateway writes the time of a call there; it is the only thing that the gateway changes in a TrainingSession.
+"""
 
 # --- finalizers -----------------------------------------------------------------------------------------------------
 

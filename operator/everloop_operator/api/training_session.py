@@ -125,6 +125,21 @@ class DeadlinesSpec(ApiModel):
     )
 
 
+class IdleSpec(ApiModel):
+    """When a session that nobody uses gives its GPUs back. A change takes effect at once."""
+
+    after_seconds: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
+        default=3600,
+        description="Seconds without a call or a running operation after which the models are snapshotted and the pod "
+        "is removed; 0 for never. Nothing is lost by it. Heartbeats of a client that does nothing else do not count.",
+    )
+    on_call: Literal["Wake", "Refuse"] = Field(
+        default="Wake",
+        description="Wake: the next call brings the pod back, and waits for it. Refuse: new models are refused, and "
+        "calls of those that exist wait until the annotation everloop.dev/wake is changed.",
+    )
+
+
 class TrainingSessionSpec(ApiModel):
     """What the session should be."""
 
@@ -151,6 +166,7 @@ class TrainingSessionSpec(ApiModel):
     deadlines: DeadlinesSpec = Field(
         default=DeadlinesSpec(), description="After which time waiting is reported as failure."
     )
+    idle: IdleSpec = Field(default=IdleSpec(), description="When a session that nobody uses gives its GPUs back.")
     suspend: bool = Field(
         default=False,
         description="True: the models are snapshotted and the pod is removed, which frees its GPUs; calls wait until "

@@ -140,8 +140,11 @@ class Recovery(ApiModel):
 class RestStatus(ApiModel):
     """Why the session has no pod, on purpose."""
 
-    state: Literal["Suspended", "Stopped"] = Field(description="The phase once every pod is gone.")
+    state: Literal["Suspended", "Idle", "Stopped"] = Field(description="The phase once every pod is gone.")
     since: Time = Field(description="When its pods were told to go.")
+    wake: Annotated[str, Field(max_length=128)] = Field(
+        default="", description="Idle: value of the annotation everloop.dev/wake then; another one ends the rest."
+    )
 
 
 class LeavingStatus(ApiModel):
@@ -164,13 +167,14 @@ class TrainingSessionStatus(ApiModel):
         "Moving",
         "Stopping",
         "Suspended",
+        "Idle",
         "Stopped",
         "Failed",
     ] = Field(
         default="",
         description="The conditions in one word: Pending (no node yet), Starting, Running (serves), Recovering "
         "(between a loss and serving again), Moving (the same after leaving a node in good order), Stopping (its pod "
-        "is going, on purpose), Suspended, Stopped, Failed (see condition Stalled).",
+        "is going, on purpose), Suspended, Idle, Stopped, Failed (see condition Stalled).",
     )
     attempt: Count = Field(default=0, description="Number of the current attempt; each has a pod of its own.")
     endpoint: Text = Field(default="", description="Where clients reach the session: the gateway.")

@@ -14,7 +14,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from . import overlay, volumes
 from .observed import Session
 
-LIVE = ("deadlines", "recovery", "stop", "suspend")
+LIVE = ("deadlines", "idle", "recovery", "stop", "suspend")
 """Fields of the spec that take effect at once, without a new attempt."""
 
 Body = dict[str, Any]

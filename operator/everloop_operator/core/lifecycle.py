@@ -14,7 +14,7 @@ from .health import serves
 from .observed import Observed, Pod
 from .projections import format_time
 
-RestState = Literal["Suspended", "Stopped"]
+RestState = Literal["Suspended", "Idle", "Stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,31 @@ def rest(observed: Observed, spec: TrainingSessionSpec) -> Rest | None:
     if spec.suspend:
         why = "spec.suspend is true: calls wait until it is false again"
         return Rest("Suspended", why, f"suspend-{generation}")
-    return None
+    return _idle(observed, spec)
+
+
+def _idle(observed: Observed, spec: TrainingSessionSpec) -> Rest | None:
+    before, after = observed.session.status.rest, spec.idle.after_seconds
+    if after == 0:
+        return None
+    how = "the next call brings it back"
+    if spec.idle.on_call == "Refuse":
+        how = f"calls do not bring it back (spec.idle.onCall), a change of the annotation {names.ANNOTATION_WAKE} does"
+    why = f"nobody has used it for {after} s (spec.idle.afterSeconds): {how}"
+    if before and before.state == "Idle":
+        return Rest("Idle", why, "idle") if before.wake == observed.session.wake else None
+    due = idle_due(observed, spec)
+    if due is None or observed.now < due:
+        return None
+    return Rest("Idle", why, f"idle-{due.timestamp():.0f}")
+
+
+def idle_due(observed: Observed, spec: TrainingSessionSpec) -> datetime | None:
+    """When the session becomes idle if nobody calls until then; None while it is used, or if it never does."""
+    trainer = observed.trainer
+    if spec.idle.after_seconds == 0 or trainer.idle_since is None or trainer.unreachable_since is not None:
+        return None
+    return trainer.idle_since + timedelta(seconds=spec.idle.after_seconds)
 
 
 def leaving(observed: Observed, request: str) -> LeavingStatus:
@@ -69,7 +93,8 @@ def record(observed: Observed, wanted: Rest | None, *, resumed: bool) -> RestSta
         return None if resumed else before
     if before and before.state == wanted.state:
         return before
-    return RestStatus(state=wanted.state, since=format_time(observed.now))
+    wake = observed.session.wake if wanted.state == "Idle" else ""
+    return RestStatus(state=wanted.state, since=format_time(observed.now), wake=wake)
 
 
 def resumes(status: TrainingSessionStatus) -> bool:
@@ -80,6 +105,7 @@ def resumes(status: TrainingSessionStatus) -> bool:
 EVENTS = {
     names.PHASE_STOPPING: names.EVENT_STOPPING,
     names.PHASE_SUSPENDED: names.EVENT_SUSPENDED,
+    names.PHASE_IDLE: names.EVENT_IDLE,
     names.PHASE_STOPPED: names.EVENT_STOPPED,
 }
 """Phase -> reason of the event that tells of coming to it."""

@@ -36,6 +36,8 @@ class Session:
     spec: TrainingSessionSpec | None
     status: TrainingSessionStatus
     problem: str = ""
+    wake: str = ""
+    """Value of the annotation whose change ends an idle rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,24 @@ class Answer(Generic[R]):
     """Since when it has not answered; None while it does."""
     problem: str = ""
     """Why the last request failed."""
+    idle_since: datetime | None = None
+    """Since when nobody has called and nothing has run, by our own clock; None while the session is used."""
 
 
 Trainer = Answer[TrainerReport]
 """Of the server of the current session pod."""
+
+STEADY_SECONDS = 5.0
+"""By how much a time may move from answer to answer before it counts as another one: answers take their time."""
+
+
+def answered(before: Trainer, report: TrainerReport, now: datetime) -> Trainer:
+    """What is known after an answer. Seconds that pass in the trainer become times: what does not change is equal."""
+    idle = now - timedelta(seconds=report.idle_seconds) if report.idle_seconds else None
+    known = before.idle_since
+    if idle and known and abs(idle - known) < timedelta(seconds=STEADY_SECONDS):
+        idle = known
+    return Trainer(report=report.model_copy(update={"idle_seconds": 0}), idle_since=idle)
 
 
 @dataclass(frozen=True, slots=True)

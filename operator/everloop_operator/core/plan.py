@@ -294,6 +294,9 @@ def _requeue_after(
         due = force_due(observed, spec, old) if old.attempt < decision.attempt or decision.rest else None
         if due:
             times.append(due)
+    idle = lifecycle.idle_due(observed, spec)
+    if idle and pod:
+        times.append(idle)
     if decision.leaving:
         times.append(lifecycle.deadline(decision.leaving, spec.recovery.checkpoint_deadline_seconds))
     if decision.retry_at:

@@ -57,6 +57,7 @@ def session_of(body: Body) -> Session:
         spec=spec,
         status=status,
         problem=problem,
+        wake=metadata.get("annotations", {}).get(names.ANNOTATION_WAKE, "")[:128],
     )
 
 

@@ -112,6 +112,8 @@ class TrainerReport(_Part):
     replay_mismatches: int = 0
     """Replayed operations whose result differed from the recorded one."""
     recoveries: list[RecoveryReport] = []
+    idle_seconds: int = Field(default=0, ge=0)
+    """Since the last call of any client and the last operation; 0 while one runs, and from an older trainer."""
     snapshot_request: SnapshotRequest | None = None
     """None until one was made of this incarnation."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
 import structlog
@@ -47,6 +48,14 @@ R = TypeVar("R")
 Ask = Callable[[Q, str], Awaitable[R]]
 """(question, token) -> the report; raises Unanswered."""
 
+Note = Callable[[Answer[R], R, datetime], Answer[R]]
+"""(what was known, the report, now) -> what is known."""
+
+
+def simply(before: Answer[R], report: R, now: datetime) -> Answer[R]:
+    """The report is all that is known."""
+    return Answer(report=report)
+
 
 @dataclass(slots=True)
 class _Target(Generic[Q, R]):
@@ -63,8 +72,9 @@ def _place(poll: Question) -> tuple[str, str, int]:
 class Poller(Generic[Q, R]):
     """One task per object that has a pod to ask; wakes the object when the answer is another one than before."""
 
-    def __init__(self, ask: Ask[Q, R], wake: Callable[[Key], None], now: Now) -> None:
+    def __init__(self, ask: Ask[Q, R], wake: Callable[[Key], None], now: Now, note: Note[R] = simply) -> None:
         self._ask = ask
+        self._note = note
         self._wake = wake
         self._now = now
         self._targets: dict[Key, _Target[Q, R]] = {}
@@ -94,7 +104,7 @@ class Poller(Generic[Q, R]):
             try:
                 async with self._slots:
                     report = await self._ask(target.poll, target.token)
-                target.answer = Answer(report=report)
+                target.answer = self._note(before, report, self._now())
             except Unanswered as error:
                 since = before.unreachable_since or self._now()
                 target.answer = replace(before, unreachable_since=since, problem=str(error))
