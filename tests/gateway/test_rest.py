@@ -13,6 +13,12 @@ Address = Callable[[], str]
 SINCE = "2030-01-01T00:00:00Z"
 
 
+def wake(tenant: Tenant) -> str:
+    """Value of the annotation that wakes the tenant's session; empty if there is none."""
+    metadata = tenant.cluster.api.call("GET", f"{tenant.path}/{tenant.session}")["metadata"]
+    return str(metadata.get("annotations", {}).get(names.ANNOTATION_WAKE, ""))
+
+
 def test_a_suspended_session_is_waited_for(
     cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address, sdk: Start
 ) -> None:
@@ -27,7 +33,7 @@ def test_a_suspended_session_is_waited_for(
     tenant.without_pod(names.PHASE_SUSPENDED, names.REASON_SUSPENDED, "spec.suspend is true", rest=rest)
     program.say("step")
     gateway.wait_logged("call waits", f"{tenant.namespace}/small is Suspended: spec.suspend is true")
-    assert (program.named("step"), tenant.wake()) == ([], "")
+    assert (program.named("step"), wake(tenant)) == ([], "")
     tenant.serve(tenant.start_pod(processes, address()))
     program.wait("step")
     program.finish()
@@ -81,9 +87,9 @@ def test_a_call_wakes_an_idle_session(
     tenant.without_pod(names.PHASE_IDLE, names.REASON_IDLE, "nobody has used it", rest=rest)
     with gateway.client(key) as client:
         beat = client.post("/session_heartbeat", json={"session_id": model.partition(":")[0]})
-    assert (beat.status_code, tenant.wake()) == (200, "")
+    assert (beat.status_code, wake(tenant)) == (200, "")
     program.say("step")
-    wait_for("the annotation", tenant.wake)
+    wait_for("the annotation", lambda: wake(tenant))
     gateway.wait_logged("session woken by a call", tenant.namespace)
     tenant.serve(tenant.start_pod(processes, address()))
     program.wait("step")
@@ -100,7 +106,8 @@ def test_an_idle_session_may_refuse_to_be_woken(
     with gateway.session(key) as (client, session_id):
         body = {"session_id": session_id, "model_seq_id": 0, "base_model": "org/small", "lora_config": {"rank": 8}}
         request_id = client.post("/create_model", json=body).json()["request_id"]
-        tenant.set_spec(idle={"onCall": "Refuse"})
+        change = {"spec": {"idle": {"onCall": "Refuse"}}}
+        cluster.api.call("PATCH", f"{tenant.path}/{tenant.session}", change, "application/merge-patch+json")
         rest = {"state": "Idle", "since": SINCE}
         tenant.without_pod(names.PHASE_IDLE, names.REASON_IDLE, "nobody has used it", rest=rest)
         poll = background(client.post, "/retrieve_future", json={"request_id": request_id})
@@ -108,4 +115,4 @@ def test_an_idle_session_may_refuse_to_be_woken(
         assert refused.status_code == 400
         assert "is Idle: nobody has used it" in refused.json()["detail"]
         assert poll.result(60).json()["queue_state_reason"].endswith("is Idle: nobody has used it")
-    assert tenant.wake() == ""
+    assert wake(tenant) == ""

@@ -289,15 +289,6 @@ class Tenant:
         found: list[dict[str, Any]] = self.cluster.api.call("GET", self.path)["items"]
         return found
 
-    def wake(self) -> str:
-        """Value of the annotation that wakes its session; empty if there is none."""
-        metadata = self.cluster.api.call("GET", f"{self.path}/{self.session}")["metadata"]
-        return str(metadata.get("annotations", {}).get(names.ANNOTATION_WAKE, ""))
-
-    def set_spec(self, **spec: Any) -> None:
-        path = f"{self.path}/{self.session}"
-        self.cluster.api.call("PATCH", path, {"spec": spec}, "application/merge-patch+json")
-
     def set_status(self, **status: Any) -> None:
         self._patch_status(self.session, **status)
 

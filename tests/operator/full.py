@@ -145,6 +145,7 @@ FULL: dict[str, Any] = {
             "forceDeleteAfterSeconds": 60,
             "avoidSeconds": 600,
         },
+        "idle": {"afterSeconds": 60, "onCall": "Refuse"},
         "suspend": False,
         "stop": False,
         "deadlines": {"startupSeconds": 600, "unschedulableSeconds": 600},

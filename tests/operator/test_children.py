@@ -157,6 +157,8 @@ def test_operator_reads_the_report_of_the_trainer() -> None:
         replay_mismatches=1,
         recoveries=(trainer_status.Recovery("a3-b1-e2", "EngineLost", "m-1:4", 2, 0, 1.84, "2026-05-01T11:00:00Z"),),
         snapshot_request=("the-rule-5", 2),
+        idle_seconds=61.5,
+        underway=trainer_status.UnderwayStatus("s:train:0:11", None, 2),
     )
     read = TrainerReport.model_validate_json(json.dumps(full.to_json()), extra="ignore")
     assert read.incarnation is not None
@@ -171,8 +173,9 @@ def test_operator_reads_the_report_of_the_trainer() -> None:
     assert (read.storage.error, read.replay_mismatches) == ("e", 1)
     assert read.snapshot_request is not None
     assert (read.snapshot_request.id, read.snapshot_request.pending) == ("the-rule-5", 2)
+    assert read.idle_seconds == 61
     fresh = trainer_status.SessionStatus(
-        "Starting", full.incarnation, "l", full.base_model, None, 0, (), "", "", 0, (), None
+        "Starting", full.incarnation, "l", full.base_model, None, 0, (), "", "", 0, (), None, 0.0, None
     )
     read = TrainerReport.model_validate_json(json.dumps(fresh.to_json()))
     assert (read.last_snapshot_time, read.engine.pid, read.serving, read.snapshot_request) == (None, None, False, None)

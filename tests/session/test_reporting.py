@@ -54,7 +54,9 @@ async def test_a_running_operation_is_use() -> None:
         world.clock.now += 500
         status = world.service.status()
         assert status.idle_seconds == 0
-        assert status.underway == UnderwayStatus(f"{A}:1", pytest.approx(500, abs=1), 0)
+        assert status.underway is not None
+        assert status.underway.seconds == pytest.approx(500, abs=1)
+        assert (status.underway.operation, status.underway.deaths) == (f"{A}:1", 0)
         assert world.engine.gate is not None
         world.engine.gate.set()
         await world.settled()
