@@ -56,9 +56,9 @@ class Stopped(Exception):
 
 async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ClusterError when the cluster is not fit for it, and what ends a watch."""
-    cluster = kube.Kube(await kube.load_configuration(), settings.release_namespace)
+    cluster = kube.Kube(await kube.load_configuration(), settings.release_namespace, settings.scope)
     trainers, readers = trainer.TrainerClient(), progress.ProgressClient()
-    queue, cache = WorkQueue(), Cache(now, settings.node_rules)
+    queue, cache = WorkQueue(), Cache(now, settings.node_rules, nodes_watched=settings.scope.nodes)
     poller = Poller(trainers.answer, queue.add, now, answered)
     progress_poller = Poller(readers.ask, queue.add, now)
     try:
@@ -74,8 +74,8 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
         await _patiently(resync.once, stop)
         endpoint = f"http://{settings.pod_ip}:{LIVENESS_PORT}/healthz"
         log.info("started", objects=len(cache.keys()), nodes=len(cache.nodes()))
-        handlers = watch.registry(cache, queue, alive, stop)
-        watching = asyncio.create_task(watch.watch(handlers, liveness_endpoint=endpoint, stop=stop))
+        handlers = watch.registry(cache, queue, alive, stop, settings.scope)
+        watching = asyncio.create_task(watch.watch(handlers, settings.scope, liveness_endpoint=endpoint, stop=stop))
         own = [asyncio.create_task(task) for task in (worker.run(), resync.run(), alive.run(), _until(stop))]
         try:
             done, _ = await asyncio.wait([watching, *own], return_when=asyncio.FIRST_COMPLETED)

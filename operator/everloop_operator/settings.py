@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from everloop_operator.core import node_rules
 from everloop_operator.core.node_rules import NodeRule
+from everloop_operator.loop.scope import Scope
 
 
 class SettingsError(Exception):
@@ -30,6 +31,8 @@ class OperatorSettings:
     """How long a node may be not Ready before its pods are replaced."""
     node_rules: tuple[NodeRule, ...]
     """What else makes a node unfit."""
+    scope: Scope
+    """What of the cluster it may see."""
     fleet_cap: float
     """Share of the nodes with session pods that may be left at a time for their health, 0 to 1."""
 
@@ -44,6 +47,7 @@ def read(environment: Mapping[str, str]) -> OperatorSettings:
         pod_ip=_required(environment, "POD_IP"),
         node_lost_seconds=_number(environment, "EVERLOOP_NODE_LOST_SECONDS", 2.0, 3600.0),
         node_rules=_rules(environment),
+        scope=Scope(_words(environment, "EVERLOOP_NAMESPACES"), _truth(environment, "EVERLOOP_WATCH_NODES", "true")),
         fleet_cap=_number(environment, "EVERLOOP_FLEET_CAP_PERCENT", 20.0, 100.0) / 100,
     )
 
@@ -53,6 +57,18 @@ def _required(environment: Mapping[str, str], name: str) -> str:
     if not value:
         raise SettingsError(f"{name} is not set")
     return value
+
+
+def _words(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    listed = (item.strip() for item in environment.get(name, "").split(","))
+    return tuple(item for item in listed if item)
+
+
+def _truth(environment: Mapping[str, str], name: str, default: str) -> bool:
+    text = environment.get(name) or default
+    if text not in ("true", "false"):
+        raise SettingsError(f"{name} must be true or false")
+    return text == "true"
 
 
 def _rules(environment: Mapping[str, str]) -> tuple[NodeRule, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from everloop_gateway.catalogue import catalogue_entries
 from everloop_operator.api import names
-from everloop_operator.cluster.rbac import CLUSTER_RULES, RELEASE_RULES, Rule
+from everloop_operator.cluster.rbac import NAMESPACE_RULES, NODE_RULES, RELEASE_RULES, Rule
 from tests.chart.conftest import ON_DEMAND, PLAIN, Helm, pick
 
 Objects = list[dict[str, Any]]
@@ -34,13 +34,44 @@ def roles(objects: Objects) -> Objects:
     return [o for o in objects if o["kind"] in ("Role", "ClusterRole")]
 
 
-@pytest.mark.parametrize(("kind", "rules"), [("ClusterRole", CLUSTER_RULES), ("Role", RELEASE_RULES)])
-def test_operator_has_the_rights_that_its_code_lists(objects: Objects, kind: str, rules: tuple[Rule, ...]) -> None:
-    """Not one more and not one less than `cluster/rbac.py` says, each with its reason there."""
-    asked = {
+def asked(rules: tuple[Rule, ...]) -> set[Right]:
+    """The single rights that the operator's code lists."""
+    return {
         (rule.group, rule.resource, name, verb) for rule in rules for name in rule.names or ("",) for verb in rule.verbs
     }
-    assert rights(pick(objects, kind, "everloop-operator")) == asked
+
+
+def test_operator_has_the_rights_that_its_code_lists(objects: Objects) -> None:
+    """Not one more and not one less than `cluster/rbac.py` says, each with its reason there."""
+    assert rights(pick(objects, "ClusterRole", "everloop-operator")) == asked(NAMESPACE_RULES)
+    assert rights(pick(objects, "ClusterRole", "everloop-operator-nodes")) == asked(NODE_RULES)
+    assert rights(pick(objects, "Role", "everloop-operator")) == asked(RELEASE_RULES)
+
+
+@pytest.mark.parametrize("nodes", [True, False])
+def test_rights_in_listed_namespaces_only(helm: Helm, nodes: bool) -> None:
+    """With operator.namespaces there is the same Role in each, and over the cluster at most nodes and volumes."""
+    values = {"operator": {"namespaces": ["team-a", "team-b"], "nodes": nodes}, "userRoles": False}
+    objects = helm.template(values)
+    for namespace in ("team-a", "team-b"):
+        of_namespace = [o for o in objects if o["metadata"].get("namespace") == namespace]
+        for component in ("operator", "gateway"):
+            role = pick(of_namespace, "Role", f"everloop-{component}-sessions")
+            everywhere = pick(helm.template(), "ClusterRole", f"everloop-{component}")
+            assert rights(role) == rights(everywhere)
+            binding = pick(of_namespace, "RoleBinding", f"everloop-{component}-sessions")
+            assert binding["roleRef"]["name"] == role["metadata"]["name"]
+            [subject] = binding["subjects"]
+            assert (subject["name"], subject["namespace"]) == (f"everloop-{component}", "everloop-system")
+    cluster_wide = {o["metadata"]["name"] for o in objects if o["kind"] == "ClusterRole"}
+    assert cluster_wide == ({"everloop-operator-nodes"} if nodes else set())
+
+
+def test_rights_without_nodes(helm: Helm) -> None:
+    """operator.nodes off: nothing is read that belongs to no namespace."""
+    roles_there = roles(helm.template({"operator": {"nodes": False}}))
+    read = {right[1] for role in roles_there for right in rights(role)}
+    assert not read & {"nodes", "persistentvolumes"}
 
 
 def test_no_wildcards(objects: Objects) -> None:
@@ -66,9 +97,9 @@ def test_nodes_are_only_read(objects: Objects) -> None:
 
 
 def writing(objects: Objects, kind: str) -> set[Right]:
-    """What the gateway may do but read: everywhere (ClusterRole), or in the release namespace (Role)."""
-    granted = rights(pick(objects, kind, GATEWAY))
-    return {right for right in granted if right[3] not in ("get", "list", "watch")}
+    """What the gateway may do but read: everywhere (ClusterRoles), or in the release namespace (Role)."""
+    own = [role for role in roles(objects) if role["kind"] == kind and role["metadata"]["name"].startswith(GATEWAY)]
+    return {right for role in own for right in rights(role) if right[3] not in ("get", "list", "watch")}
 
 
 WAKES = (names.GROUP, names.TRAINING_SESSION_PLURAL, "", "patch")

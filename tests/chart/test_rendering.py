@@ -12,6 +12,7 @@ import yaml
 from everloop_gateway.settings import from_environment as read_gateway
 from everloop_operator.api import names
 from everloop_operator.core.node_rules import parse
+from everloop_operator.loop.scope import Scope
 from everloop_operator.settings import OperatorSettings
 from everloop_operator.settings import read as read_operator
 from tests.chart.conftest import CHART, ON_DEMAND, REPOSITORY, Helm, pick, pod_specs
@@ -101,7 +102,7 @@ def test_environment_is_the_one_the_programs_read(helm: Helm, tmp_path: Path) ->
     values = {
         "image": "operator:7",
         "trainerImage": "trainer:7",
-        "operator": {"nodeLostSeconds": 3.5},
+        "operator": {"nodeLostSeconds": 3.5, "namespaces": ["team-a", "team-b"], "nodes": False},
         "gateway": {"logLevel": "DEBUG", "endpoint": "https://everloop.example.com"},
         "nodeHealth": {"fleetCapPercent": 35, "profiles": ["karpenter"]},
     }
@@ -119,10 +120,12 @@ def test_environment_is_the_one_the_programs_read(helm: Helm, tmp_path: Path) ->
         pod_ip="127.11.0.5",
         node_lost_seconds=3.5,
         node_rules=parse(json.dumps(yaml.safe_load((CHART / "profiles/karpenter.yaml").read_text()))),
+        scope=Scope(("team-a", "team-b"), nodes=False),
         fleet_cap=0.35,
     )
     gateway = read_gateway(environments["everloop-gateway"])
     assert (gateway.release_namespace, gateway.pod_ip, gateway.log_level) == ("ours", "127.11.0.5", "DEBUG")
+    assert gateway.namespaces == ("team-a", "team-b")
     for module, environment in (("everloop_operator", "everloop-operator"), ("everloop_gateway", "everloop-gateway")):
         source = (REPOSITORY / "operator" / module / "settings.py").read_text()
         assert not [name for name in environments[environment] if f'"{name}"' not in source]

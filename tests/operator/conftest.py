@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everloop_operator.cluster.rbac import CLUSTER_RULES, RELEASE_RULES, Rule
+from everloop_operator.cluster.rbac import NAMESPACE_RULES, NODE_RULES, RELEASE_RULES, Rule
 from tests.operator.control_plane import ControlPlane, running
 from tests.operator.world import RELEASE, ROOT, Api, Operator, World, eventually, free_address
 
@@ -68,7 +68,7 @@ def grant(api: Api) -> None:
         return {"roleRef": {"kind": kind, "name": "operator", "apiGroup": subject["apiGroup"]}, "subjects": [subject]}
 
     metadata = {"metadata": {"name": "operator"}}
-    api.create(f"{base}/clusterroles", {**metadata, "rules": rules(CLUSTER_RULES)})
+    api.create(f"{base}/clusterroles", {**metadata, "rules": rules((*NAMESPACE_RULES, *NODE_RULES))})
     api.create(f"{base}/clusterrolebindings", {**metadata, **reference("ClusterRole")})
     api.create("/api/v1/namespaces", {"metadata": {"name": RELEASE}})
     api.create(f"{base}/namespaces/{RELEASE}/roles", {**metadata, "rules": rules(RELEASE_RULES)})

@@ -35,6 +35,8 @@ capabilities: {drop: [ALL]}
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: EVERLOOP_RELEASE_NAMESPACE
   value: {{ .Release.Namespace }}
+- name: EVERLOOP_NAMESPACES
+  value: {{ join "," .Values.operator.namespaces | quote }}
 {{- end }}
 
 {{/* Tolerations of one component; called with (list tolerations root). */}}
@@ -69,5 +71,75 @@ capabilities: {drop: [ALL]}
 
 {{/* Address of the gateway as users are told it. */}}
 {{- define "everloop.endpoint" -}}
-{{ .Values.gateway.endpoint | default (printf "http://everloop-gateway.%s:8000" .Release.Namespace) }}
+{{- $inside := printf "http://everloop-gateway.%s:8000" .Release.Namespace }}
+{{- $scheme := ternary "https" "http" (not (empty .Values.ingress.tlsSecretName)) }}
+{{- $outside := ternary (printf "%s://%s" $scheme .Values.ingress.host) $inside .Values.ingress.enabled }}
+{{- .Values.gateway.endpoint | default $outside }}
+{{- end }}
+
+{{/*
+Rights in every namespace with sessions: a ClusterRole, or a Role in each of operator.namespaces, bound to the
+component's account. Called with (list component rules root), rules as YAML.
+*/}}
+{{- define "everloop.rights" -}}
+{{- $component := index . 0 }}
+{{- $rules := index . 1 }}
+{{- $root := index . 2 }}
+{{- $kind := ternary "Role" "ClusterRole" (not (empty $root.Values.operator.namespaces)) }}
+{{- range $namespace := $root.Values.operator.namespaces | default (list "") }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}
+metadata:
+  name: everloop-{{ $component }}{{ if $namespace }}-sessions{{ end }}
+  {{- with $namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{- include "everloop.labels" $root | nindent 4 }}
+rules: {{- $rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}Binding
+metadata:
+  name: everloop-{{ $component }}{{ if $namespace }}-sessions{{ end }}
+  {{- with $namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{- include "everloop.labels" $root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ $kind }}
+  name: everloop-{{ $component }}{{ if $namespace }}-sessions{{ end }}
+subjects:
+  - kind: ServiceAccount
+    name: everloop-{{ $component }}
+    namespace: {{ $root.Release.Namespace }}
+{{- end }}
+{{- end }}
+
+{{/* Rights on what belongs to no namespace. Called with (list component suffix rules root), rules as YAML. */}}
+{{- define "everloop.clusterRights" -}}
+{{- $name := printf "everloop-%s-%s" (index . 0) (index . 1) }}
+{{- $root := index . 3 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ $name }}
+  labels: {{- include "everloop.labels" $root | nindent 4 }}
+rules: {{- index . 2 | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $name }}
+  labels: {{- include "everloop.labels" $root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ $name }}
+subjects:
+  - kind: ServiceAccount
+    name: everloop-{{ index . 0 }}
+    namespace: {{ $root.Release.Namespace }}
 {{- end }}

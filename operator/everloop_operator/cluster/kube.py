@@ -24,6 +24,7 @@ from everloop_operator.api import names, tokens
 from everloop_operator.core.events import Event
 from everloop_operator.core.projections import format_time
 from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Listed, Refused
+from everloop_operator.loop.scope import Scope
 
 REQUEST_SECONDS = 30.0
 CONCURRENT_REQUESTS = 16
@@ -58,8 +59,9 @@ async def load_configuration() -> Any:
 class Kube:
     """An API server, and the namespace of the installation."""
 
-    def __init__(self, configuration: Any, release_namespace: str) -> None:
+    def __init__(self, configuration: Any, release_namespace: str, scope: Scope) -> None:
         self._release = release_namespace
+        self._scope = scope
         self._client = client.ApiClient(configuration)
         self._slots = asyncio.Semaphore(CONCURRENT_REQUESTS)
 
@@ -86,7 +88,7 @@ class Kube:
         return await self._list("/api/v1/pods", labelSelector=POD_SELECTOR)
 
     async def list_nodes(self) -> Listed:
-        """All nodes."""
+        """All nodes; none where the scope has none."""
         return await self._list("/api/v1/nodes")
 
     async def pod(self, namespace: str, name: str) -> Body:
@@ -111,6 +113,12 @@ class Kube:
         return await self._list(_path(namespace, "events"), fieldSelector=selector)
 
     async def _list(self, path: str, accept: str = "application/json", **query: str) -> Listed:
+        """What the scope shows of a list. The oldest version is told: what is newer is not said to be gone."""
+        lists = [await self._pages(part, accept, **query) for part in self._scope.paths(path)]
+        items = tuple(item for part in lists for item in part.items)
+        return Listed(items, min((part.version for part in lists), default=0))
+
+    async def _pages(self, path: str, accept: str, **query: str) -> Listed:
         items: list[Body] = []
         parameters: dict[str, Any] = {**query, "limit": PAGE}
         while True:
@@ -228,7 +236,8 @@ class Kube:
         """Reads each watched kind once. Raises ClusterError naming what is missing: the CRD, or a right."""
         watched = (*(f"{OURS}/{plural}" for plural in PLURALS.values()), "/api/v1/pods", "/api/v1/nodes")
         for path in watched:
-            await self._call("GET", path, query={"limit": 1})
+            for part in self._scope.paths(path):
+                await self._call("GET", part, query={"limit": 1})
 
     async def _call(
         self,

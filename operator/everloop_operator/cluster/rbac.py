@@ -22,11 +22,9 @@ class Rule:
     """Only objects of these names; empty means all."""
 
 
-CLUSTER_RULES: tuple[Rule, ...] = (
+NAMESPACE_RULES: tuple[Rule, ...] = (
     Rule("", "events", ("create", "list"), "tell the story of a session; say why a claim or a mount does not come"),
-    Rule("", "nodes", ("get", "list", "watch"), "see that a node is lost; nodes are never written"),
     Rule("", "persistentvolumeclaims", ("create", "get"), "make a journal's claim; say which one is missing"),
-    Rule("", "persistentvolumes", ("get",), "say how a claim's volume is shared, and what it comes from"),
     Rule("", "pods", ("create", "delete", "get", "list", "patch", "watch"), "the pods of sessions and jobs, by apply"),
     Rule("policy", "poddisruptionbudgets", ("create", "patch"), "spec.pod.disruptionBudget; it goes with its pod"),
     Rule("", "secrets", ("create", "delete", "patch"), "tokens, keys of jobs; no secret of a tenant is ever read"),
@@ -40,6 +38,12 @@ CLUSTER_RULES: tuple[Rule, ...] = (
     Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/finalizers", ("update",), "own children that block deletion"),
 )
 """For every namespace with TrainingSessions."""
+
+NODE_RULES: tuple[Rule, ...] = (
+    Rule("", "nodes", ("get", "list", "watch"), "see that a node is lost; nodes are never written"),
+    Rule("", "persistentvolumes", ("get",), "say how a claim's volume is shared, and what it comes from"),
+)
+"""For what belongs to no namespace; an installation may do without."""
 
 RELEASE_RULES: tuple[Rule, ...] = (
     Rule("", "secrets", ("create",), "the master key, at the first start"),

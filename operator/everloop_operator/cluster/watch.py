@@ -15,6 +15,7 @@ from everloop_operator.api import names
 from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.liveness import Liveness
 from everloop_operator.loop.ports import Key
+from everloop_operator.loop.scope import Scope
 from everloop_operator.loop.work_queue import WorkQueue
 
 from .kube import POD_SELECTOR, load_configuration
@@ -37,14 +38,16 @@ def settings() -> kopf.OperatorSettings:
     return values
 
 
-def registry(cache: Cache, queue: WorkQueue, liveness: Liveness, stop: asyncio.Event) -> kopf.OperatorRegistry:
+def registry(
+    cache: Cache, queue: WorkQueue, liveness: Liveness, stop: asyncio.Event, scope: Scope
+) -> kopf.OperatorRegistry:
     """The handlers: each is infallible, because kopf does not retry them. `stop` is set when kopf stops."""
     handlers = kopf.OperatorRegistry()
     watched: tuple[tuple[tuple[str, ...], Callable[..., set[Key]], Callable[..., set[Key]]], ...] = (
         ((names.GROUP, names.VERSION, names.TRAINING_SESSION_PLURAL), cache.put, cache.drop),
         ((names.GROUP, names.VERSION, names.RL_JOB_PLURAL), cache.put, cache.drop),
         (("v1", "pods"), cache.put_pod, cache.drop_pod),
-        (("v1", "nodes"), cache.put_node, cache.drop_node),
+        *(((("v1", "nodes"), cache.put_node, cache.drop_node),) if scope.nodes else ()),
     )
     for resource, put, drop in watched:
         kopf.on.event(*resource, registry=handlers, id=resource[-1])(_handler(put, drop, queue))
@@ -87,12 +90,13 @@ def _handler(
     return handle
 
 
-async def watch(handlers: kopf.OperatorRegistry, *, liveness_endpoint: str, stop: asyncio.Event) -> None:
+async def watch(handlers: kopf.OperatorRegistry, scope: Scope, *, liveness_endpoint: str, stop: asyncio.Event) -> None:
     """Watches until `stop` is set or a watch fails for good, which ends the process: a restart is the recovery."""
     await kopf.operator(
         registry=handlers,
         settings=settings(),
-        clusterwide=True,
+        clusterwide=not scope.namespaces,
+        namespaces=scope.namespaces,
         standalone=True,
         liveness_endpoint=liveness_endpoint,
         stop_flag=stop,

@@ -11,7 +11,7 @@ from typing import Any
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
-from . import overlay, volumes
+from . import evictions, overlay, volumes
 from .observed import Session
 
 LIVE = ("deadlines", "idle", "recovery", "stop", "suspend")
@@ -70,10 +70,19 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
 
 
 def pod(
-    session: Session, spec: TrainingSessionSpec, attempt: int, *, image: str, avoid: Sequence[str], shun: Sequence[str]
+    session: Session,
+    spec: TrainingSessionSpec,
+    attempt: int,
+    *,
+    image: str,
+    avoid: Sequence[str],
+    shun: Sequence[str],
+    evicted_after: int | None = None,
 ) -> Body:
     """The pod of an attempt. `image` is the installation's.
 
+    Kubernetes evicts it from a lost node after `evicted_after` seconds; None means never, because the operator sees
+    the loss itself.
     It must not run on the hostnames of `avoid`, and prefers others to those of `shun`. Names that an overlay could
     have as well, of volumes, variables, mounts and containers, are among those that `api.pod_overlay` reserves.
     """
@@ -86,11 +95,7 @@ def pod(
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        # The operator alone decides when a pod is lost; an eviction by taint would only delete the evidence.
-        "tolerations": [
-            {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute"}
-            for key in ("not-ready", "unreachable")
-        ],
+        "tolerations": evictions.tolerations(evicted_after),
         "containers": [_container(session, spec, attempt, spec.image or image)],
         "volumes": volumes.volumes(session.name, spec, secret_name(session.name, attempt)),
     }

@@ -22,6 +22,11 @@ CRASH_MEMORY_SECONDS = 600.0
 """How long an exit explains why a server does not serve; longer than the longest back-off of a kubelet."""
 
 
+NODES_NOT_WATCHED = (
+    "this installation may not read nodes: a lost node shows only when Kubernetes evicts the pod, its health not at all"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Resting:
     """A session that is to have no pod."""
@@ -188,6 +193,8 @@ def _base_model(observed: Observed, attempt: int, pod: Pod | None) -> Aspect:
 
 
 def _nodes(observed: Observed, pod: Pod | None, attempt: Attempt) -> Aspect:
+    if not observed.nodes_watched:
+        return Aspect(None, names.REASON_NODES_NOT_WATCHED, NODES_NOT_WATCHED)
     if pod is None or not pod.node:
         return Aspect(None, names.REASON_WAITING, "no node yet")
     node = observed.nodes.get(pod.node)

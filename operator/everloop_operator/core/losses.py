@@ -68,7 +68,7 @@ def find(observed: Observed, attempt: int, pod: Pod | None, limits: Limits) -> L
     name = pod.name if pod else (recorded.name if recorded else f"of attempt {attempt}")
     node_name = pod.node if pod else (recorded.node if recorded else "")
     recorded_uid = recorded.node_uid if recorded and recorded.node == node_name else ""
-    if node_name:
+    if node_name and observed.nodes_watched:
         # A pod that is gone is lost anyway: a node that is not Ready is then the cause, however short.
         gone = pod is None or pod.deletion_requested is not None
         loss = _node_loss(observed, node_name, recorded_uid, 0.0 if gone else limits.node_lost_seconds)
@@ -128,7 +128,7 @@ def _avoids_in_vain(observed: Observed, pod: Pod) -> bool:
 
 def proof_of_death(observed: Observed, pod: Pod) -> str:
     """Why the pod certainly runs no more, or ''."""
-    if not pod.node:
+    if not pod.node or not observed.nodes_watched:
         return ""
     node = observed.nodes.get(pod.node)
     if node is None:

@@ -187,6 +187,8 @@ class Observed:
     """Attempts whose names are still taken by pods of a deleted TrainingSession of the same name."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """By name: all nodes."""
+    nodes_watched: bool = True
+    """Whether the operator may see nodes. Where not, a node that is not in `nodes` may be there."""
     hosting: Mapping[str, int] = field(default_factory=dict)
     """Node name -> number of session pods on it, over all TrainingSessions."""
     claims: Mapping[str, Claim | None] = field(default_factory=dict)

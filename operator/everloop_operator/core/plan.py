@@ -12,6 +12,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import BudgetStatus, LeavingStatus, TrainingSessionStatus
 
 from . import children, claims, events, health, lifecycle, losses, node_health, recoveries, status, volumes
+from .evictions import evicted_after
 from .lifecycle import Rest
 from .losses import Loss
 from .observed import Observed, Pod, Session, within
@@ -113,8 +114,15 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     avoid = losses.avoided_nodes(observed, decision.loss, spec.recovery.avoid_seconds) if decision.create else []
     body = None
     if decision.create:
-        shunned = node_health.avoided(observed)
-        body = children.pod(session, spec, decision.attempt, image=settings.image, avoid=avoid, shun=shunned)
+        body = children.pod(
+            session,
+            spec,
+            decision.attempt,
+            image=settings.image,
+            avoid=avoid,
+            shun=node_health.avoided(observed),
+            evicted_after=evicted_after(settings.node_lost_seconds, nodes_watched=observed.nodes_watched),
+        )
     deletions, forced = old_pods(observed, spec, decision)
     verdict = node_health.judge(observed, decision.pod, settings.fleet_cap)
     if decision.rest:

@@ -70,7 +70,8 @@ def session_of_job(body: Body) -> Key:
 class Cache:
     """Written by the watch, by resync and by our own writes; read by `observe`. Methods return the keys to wake."""
 
-    def __init__(self, now: Now, rules: Sequence[NodeRule] = ()) -> None:
+    def __init__(self, now: Now, rules: Sequence[NodeRule] = (), *, nodes_watched: bool = True) -> None:
+        self.nodes_watched = nodes_watched
         self._now = now
         self._rules = (*rules, DRAIN)
         self._hosting: Counter[str] = Counter()

@@ -61,6 +61,7 @@ class JobPass:
             drivers=own,
             taken_attempts=frozenset(item.pod.attempt for item in cached if item.owner != job.uid),
             nodes=self._cache.nodes(),
+            nodes_watched=self._cache.nodes_watched,
             session=seen_session(session) if session else None,
             progress=self._poller.answer(key, _latest_uid(job, own)),
             refusal=self._executor.refusal(key),
@@ -74,6 +75,8 @@ class JobPass:
                 self._cache.put_pod(await self._cluster.pod(key.namespace, recorded["name"]))
             except Absent:
                 pass
+        if not self._cache.nodes_watched:
+            return
         wanted = {item.pod.node for item in self._cache.pods(key) if item.pod.node}
         if recorded.get("node"):
             wanted.add(recorded["node"])

@@ -54,6 +54,7 @@ class Observer:
             pods=own,
             taken_attempts=frozenset(item.pod.attempt for item in cached if item.owner != session.uid),
             nodes=self._cache.nodes(),
+            nodes_watched=self._cache.nodes_watched,
             hosting=self._cache.hosting(),
             claims=found,
             notices=await self._read_notices(key, found, current),
@@ -70,6 +71,8 @@ class Observer:
                 self._cache.put_pod(await self._cluster.pod(key.namespace, recorded.name))
             except Absent:
                 pass
+        if not self._cache.nodes_watched:
+            return
         wanted = {item.pod.node for item in self._cache.pods(key) if item.pod.node}
         if recorded and recorded.node:
             wanted.add(recorded.node)

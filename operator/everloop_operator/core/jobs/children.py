@@ -11,6 +11,7 @@ from typing import Any
 
 from everloop_operator.api import names
 from everloop_operator.api.rl_job import RLJobSpec, SessionTemplate
+from everloop_operator.core import evictions
 
 from .observed import Job
 from .report import Point
@@ -36,6 +37,8 @@ class Place:
     """Address of the gateway."""
     reader_image: str
     """The installation's image, which holds the progress reader."""
+    evicted_after: int | None = None
+    """Seconds on a lost node after which Kubernetes evicts the driver; None for never."""
 
 
 def pod_name(job: str, attempt: int) -> str:
@@ -91,11 +94,7 @@ def pod(job: Job, spec: RLJobSpec, attempt: int, resume: Point, place: Place, sh
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        # The operator alone decides when a driver is lost.
-        "tolerations": [
-            {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute"}
-            for key in ("not-ready", "unreachable")
-        ],
+        "tolerations": evictions.tolerations(place.evicted_after),
         "initContainers": [_reader(job, spec, attempt, resume, place)],
         "containers": [_driver(job, spec, attempt, resume, place)],
         "volumes": [

@@ -95,6 +95,8 @@ def _ended(pod: Pod, name: str) -> Loss | None:
 
 
 def _node_loss(observed: ObservedJob, name: str, recorded_uid: str, lost_after: float) -> Loss | None:
+    if not observed.nodes_watched:
+        return None
     node = observed.nodes.get(name)
     if node is None or (recorded_uid and recorded_uid != node.uid):
         return Loss(names.RECOVERY_NODE_GONE, f"node {name} no longer exists", "infrastructure", name)
@@ -108,7 +110,7 @@ def _node_loss(observed: ObservedJob, name: str, recorded_uid: str, lost_after: 
 
 def proof_of_death(observed: ObservedJob, pod: Pod) -> str:
     """Why the pod certainly runs no more, or ''."""
-    if not pod.node:
+    if not pod.node or not observed.nodes_watched:
         return ""
     node = observed.nodes.get(pod.node)
     if node is None:

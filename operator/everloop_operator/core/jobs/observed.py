@@ -68,6 +68,8 @@ class ObservedJob:
     """Attempts whose names are still taken by pods of a deleted RLJob of the same name."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """By name: all nodes."""
+    nodes_watched: bool = True
+    """Whether the operator may see nodes. Where not, a node that is not in `nodes` may be there."""
     session: SeenSession | None = None
     """None while there is none."""
     progress: Answer[ProgressReport] = field(default_factory=Answer)

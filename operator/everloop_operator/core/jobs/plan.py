@@ -12,6 +12,7 @@ from everloop_operator.api.rl_job import GoalSpec, RLJobSpec
 from everloop_operator.api.rl_job_status import RLJobStatus
 from everloop_operator.core import recoveries
 from everloop_operator.core.events import Event
+from everloop_operator.core.evictions import evicted_after
 from everloop_operator.core.plan import PodDeletion
 
 from . import children, events, health, losses, outcome, status
@@ -155,7 +156,8 @@ def _pod(observed: ObservedJob, spec: RLJobSpec, decision: Decision, settings: J
     assert observed.session.session.spec is not None  # it serves
     journal = observed.session.session.spec.storage.journal
     claim = journal.claim_name(observed.job.session_name)
-    place = children.Place(claim, journal.sub_path, settings.endpoint, settings.reader_image)
+    evicted = evicted_after(settings.node_lost_seconds, nodes_watched=observed.nodes_watched)
+    place = children.Place(claim, journal.sub_path, settings.endpoint, settings.reader_image, evicted)
     resume: Point = status.resume_point(observed, spec)
     return children.pod(observed.job, spec, decision.attempt, resume, place, losses.shunned(observed))
 
