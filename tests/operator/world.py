@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import signal
@@ -320,7 +321,7 @@ class World:
         }
         self.api.create(self.path("pods", name) + "/binding", binding)
         self._pods += 1
-        ip = f"127.77.{self._number}.{self._pods}"
+        ip = f"127.{_network()[0]}.{self._number}.{self._pods}"
         trainer = FakeTrainer(ip, self.token(pod), {**report_body(pod, state), **report})
         self._trainers[name] = trainer
         self.set_pod(name, phase="Running", podIP=ip, podIPs=[{"ip": ip}], **container({"running": {}}, ready=True))
@@ -386,6 +387,20 @@ def report_body(pod: dict[str, Any], state: str = "Serving") -> dict[str, Any]:
         "storage": {"error": ""},
         "recoveries": [],
     }
+
+
+@functools.cache
+def _network() -> tuple[int, socket.socket]:
+    """A second octet of 127.0.0.0/8 that no other run of these tests has, and the socket that shows it."""
+    for octet in (77, 79, 80, 81, 82):
+        shown = socket.socket()
+        try:
+            shown.bind((f"127.{octet}.255.1", names.TRAINER_PORT))
+        except OSError:
+            shown.close()
+            continue
+        return octet, shown
+    raise AssertionError("too many runs of these tests at a time")
 
 
 def free_address(number: int) -> str:
