@@ -8,9 +8,7 @@ import pytest
 
 from everloop_gateway.app import MAX_BODY_BYTES
 from everloop_operator.api import names
-from everloop_operator.core import children
 from tests.chart.conftest import CHART, Helm, pick
-from tests.operator.builders import session, spec
 from tests.operator.restricted import violations
 
 Objects = list[dict[str, Any]]
@@ -19,10 +17,6 @@ INGRESS: dict[str, Any] = {"enabled": True, "host": HOST, "tlsSecretName": "ever
 LISTENER = {"name": "public", "namespace": "gateways", "sectionName": "https"}
 LONGEST_SUBMIT_SECONDS = 120
 """The SDK's own limit on one attempt of a call."""
-
-
-def pods_labels(component: str) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "everloop", "app.kubernetes.io/component": component}
 
 
 @pytest.mark.parametrize(
@@ -95,23 +89,34 @@ def test_http_route_leads_to_the_gateway_with_time(helm: Helm) -> None:
         assert int(limit.removesuffix("s")) > LONGEST_SUBMIT_SECONDS
 
 
-def test_session_pods_take_connections_from_gateway_and_operator_only(helm: Helm) -> None:
-    """The policy selects what the operator makes, and lets in what the two Deployments are, at the trainer's port."""
+@pytest.mark.parametrize(
+    ("name", "component", "port", "sources"),
+    [
+        ("sessions", names.COMPONENT_TRAINER, names.TRAINER_PORT, {"gateway", "operator"}),
+        ("drivers", names.COMPONENT_DRIVER, names.PROGRESS_PORT, {"operator"}),
+    ],
+)
+def test_pods_of_tenants_take_connections_from_few(
+    helm: Helm, name: str, component: str, port: int, sources: set[str]
+) -> None:
+    """In each listed namespace the policy selects what the operator makes, and lets in only what asks it."""
     objects = helm.template({"networkPolicies": {"namespaces": ["team-a", "team-b"]}}, namespace="ours")
-    policies = [o for o in objects if o["kind"] == "NetworkPolicy" and o["metadata"]["name"] == "everloop-sessions"]
+    policies = [o for o in objects if o["kind"] == "NetworkPolicy" and o["metadata"]["name"] == f"everloop-{name}"]
     assert [o["metadata"]["namespace"] for o in policies] == ["team-a", "team-b"]
-    pod = children.pod(session(), spec(), 1, image="i", avoid=(), shun=())["metadata"]["labels"]
     for policy in (o["spec"] for o in policies):
-        assert policy["podSelector"]["matchLabels"].items() <= pod.items()
+        selected = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_COMPONENT: component}
+        assert policy["podSelector"]["matchLabels"] == selected
         [rule] = policy["ingress"]
-        assert rule["ports"] == [{"protocol": "TCP", "port": names.TRAINER_PORT}]
+        assert rule["ports"] == [{"protocol": "TCP", "port": port}]
         [source] = rule["from"]
         assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "ours"}
-        [component] = source["podSelector"]["matchExpressions"]
-        for deployment in (pick(objects, "Deployment", f"everloop-{name}") for name in ("gateway", "operator")):
-            labels = deployment["spec"]["template"]["metadata"]["labels"]
+        [among] = source["podSelector"]["matchExpressions"]
+        let_in = set()
+        for deployment in ("gateway", "operator"):
+            labels = pick(objects, "Deployment", f"everloop-{deployment}")["spec"]["template"]["metadata"]["labels"]
             assert source["podSelector"]["matchLabels"].items() <= labels.items()
-            assert labels[component["key"]] in component["values"]
+            let_in |= {deployment} if labels[among["key"]] in among["values"] else set()
+        assert let_in == sources
 
 
 def test_policies_of_the_release(helm: Helm) -> None:
