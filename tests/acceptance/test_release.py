@@ -1,0 +1,98 @@
+"""The release is upgraded, rolled back, uninstalled and installed again while a session trains."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from bootstrap import stage
+from demo import install
+from tests.acceptance.relay import relay
+from tests.e2e.world import Everloop, installed
+from tests.prepared import prepared
+from tests.soak.leg import Run, compare, start, wait_told
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif("EVERLOOP_TEST_WHOLE" not in os.environ, reason="one of those that make acceptance runs"),
+]
+
+CHART = ("everloop", str(install.CHART), "--namespace", install.RELEASE_NAMESPACE)
+ABOUT = ("everloop", "--namespace", install.RELEASE_NAMESPACE)
+WAIT = ("--wait", "--timeout", "180s")
+RESULTS_BETWEEN = 3
+"""How many results the loop is told after each step, before the next is taken."""
+
+
+def test_a_session_trains_through_the_life_of_a_release() -> None:
+    """One pod serves all the while, no exception, nothing twice, and the adapter equals that of an unbroken run."""
+    seed = int(os.environ.get("EVERLOOP_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"EVERLOOP_TEST_SEED={seed}")
+    with installed(nodes=2) as everloop:
+        tools = everloop.session.tools
+
+        def gateway() -> tuple[str, int]:
+            try:
+                host, port = install.gateway_url(tools).removeprefix("http://").split(":")
+            except RuntimeError as error:
+                raise ConnectionRefusedError("there is no Service") from error
+            return host, int(port)
+
+        with relay(gateway) as url:
+            through = replace(everloop, session=replace(everloop.session, url=url))
+            _train_through(through, seed)
+
+
+def _train_through(everloop: Everloop, seed: int) -> None:
+    tools, stop = everloop.session.tools, everloop.directory / "stop"
+    before = everloop.session.status()["pod"]["uid"]
+
+    def helm(*arguments: str) -> None:
+        tools.run(tools.helm, *arguments, seconds=240)
+
+    def reinstall() -> None:
+        install.install_chart(
+            tools,
+            operator_image=stage.OPERATOR_IMAGE,
+            trainer_image=stage.TRAINER_IMAGE,
+            tokenizer=prepared().model,
+        )
+
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("helm test", lambda: helm("test", *ABOUT)),
+        (
+            "upgrade",
+            lambda: helm(
+                "upgrade", *CHART, "--reuse-values", "--set", "operator.nodeLostSeconds=3,gateway.replicas=3", *WAIT
+            ),
+        ),
+        ("rollback", lambda: helm("rollback", *ABOUT, *WAIT)),
+        ("uninstall", lambda: helm("uninstall", *ABOUT, *WAIT)),
+        ("install again", reinstall),
+        ("helm test again", lambda: helm("test", *ABOUT)),
+    ]
+    broken = start(everloop, "release", seed, "--until", str(stop))
+    try:
+        _advance(broken)
+        for name, step in steps:
+            print(name)
+            step()
+            if name != "uninstall":  # no gateway, no result
+                _advance(broken)
+        stop.touch()
+        path = broken.finish()
+    finally:
+        broken.loop.stop()
+    status = everloop.session.status()
+    assert (status["pod"]["uid"], status["attempt"], status["recoveryCount"]) == (before, 1, 0)
+    done, fault = compare(everloop, broken, path, seed)
+    assert fault == ""
+    assert done > 0
+
+
+def _advance(run: Run) -> None:
+    wait_told(run, len(run.told()) + RESULTS_BETWEEN)
