@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from types import FrameType
@@ -11,13 +12,26 @@ import pytest
 
 TESTS = Path(__file__).parent
 LONGEST = "e2e"
+SEED = "EVERLOOP_TEST_SEED"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let a terminated run tear its fixtures down as an interrupted one does: no cluster may outlive it."""
+    os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**32)))  # workers inherit it
     shared_out = config.getoption("numprocesses", 0)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt_workers if shared_out else signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """How to run this again."""
+    return f"{SEED}={os.environ[SEED]}"
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """What this run draws from at random; `EVERLOOP_TEST_SEED` repeats one."""
+    return int(os.environ[SEED])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

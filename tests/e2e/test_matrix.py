@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -44,12 +43,11 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(everloop: Everloop) -> Story:
+def story(everloop: Everloop, seed: int) -> Story:
     """One loop through every fault, and the same loop unbroken."""
-    seed = int(os.environ.get("EVERLOOP_TEST_SEED", random.SystemRandom().randrange(2**32)))
     rng = random.Random(seed)
     cells = deal(rng)
-    print(f"EVERLOOP_TEST_SEED={seed}", *(f"{cell.victim} in {cell.moment}" for cell in cells), sep="\n")
+    print(*(f"{cell.victim} in {cell.moment}" for cell in cells), sep="\n")
     act = Acts(Stage(everloop, rng), lambda cell, met: print(cell, met)).play("broken", cells)
     session = everloop.session
     describe = session.tools.kube("-n", NAMESPACE, "describe", "tsess", NAME)

@@ -79,10 +79,8 @@ def strike(everloop: Everloop, run: Run, rule: str) -> tuple[str, Body]:
     return node, recovery
 
 
-def test_a_loop_goes_on_while_its_session_leaves_a_node_of_each_platform(everloop: Everloop) -> None:
+def test_a_loop_goes_on_while_its_session_leaves_a_node_of_each_platform(everloop: Everloop, seed: int) -> None:
     """One signal of each profile, or of two at random: another node, rule in the status, event, nothing lost."""
-    seed = int(os.environ.get("EVERLOOP_TEST_SEED", random.SystemRandom().randrange(2**32)))
-    print(f"EVERLOOP_TEST_SEED={seed}")
     rules = list(SIGNALS) if os.environ.get("EVERLOOP_TEST_WHOLE") else random.Random(seed).sample(list(SIGNALS), 2)
     stop = everloop.directory / "stop-health"
     run = start(everloop, "health", seed, "--until", str(stop), "--linger", str(LINGER_SECONDS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -15,10 +14,8 @@ pytestmark = pytest.mark.cluster
 KILLS = 20
 
 
-def test_loop_under_random_kills_equals_the_unbroken_one(everloop: Everloop) -> None:
+def test_loop_under_random_kills_equals_the_unbroken_one(everloop: Everloop, seed: int) -> None:
     """No exception, nothing done twice, the same results and the same adapter."""
-    seed = int(os.environ.get("EVERLOOP_TEST_SEED", random.SystemRandom().randrange(2**32)))
-    print(f"EVERLOOP_TEST_SEED={seed}")
     stop = everloop.directory / "stop"
     broken = start(everloop, "random", seed, "--until", str(stop), "--linger", str(LINGER_SECONDS))
     try:

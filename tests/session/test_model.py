@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -29,8 +30,6 @@ from tests.session.virtual_time import VirtualLoop
 from tests.session.world import A, B, C, D, Over, Running, running, states
 from tests.store.crash_files import CrashFiles, Died, Disk
 
-SEED = int(os.environ.get("EVERLOOP_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
-"""Printed in the test's name; `EVERLOOP_TEST_SEED` runs it again."""
 EXAMPLES = int(os.environ.get("EVERLOOP_MODEL_EXAMPLES") or 150)
 STEPS = 25
 MAX_RANK = 64
@@ -397,12 +396,11 @@ def before(request: str) -> str:
     return f"{stream}:{int(seq) - 1}"
 
 
-@pytest.mark.parametrize("number", [SEED], ids=lambda number: f"seed-{number}")
-def test_any_client_under_any_faults(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_client_under_any_faults(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each outcome, and each adapter at the end, is the sequential model's; each outcome is told once and for all."""
     monkeypatch.setattr(space, "RESERVE", 1024)  # the disk is in memory
     run_state_machine_as_test(
-        seed(number)(AnyClient),
+        seeded(seed)(AnyClient),
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,
