@@ -34,6 +34,7 @@ def seed() -> int:
     return int(os.environ[SEED])
 
 
+@pytest.hookimpl(tryfirst=True)  # before the names of the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A directory shares its cluster or control plane, so one worker runs it whole; the longest begins."""
     for item in items:
