@@ -9,8 +9,9 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
-TESTS = Path(__file__).parent
 LONGEST = "e2e"
 SEED = "EVERLOOP_TEST_SEED"
 
@@ -34,16 +35,25 @@ def seed() -> int:
     return int(os.environ[SEED])
 
 
-@pytest.hookimpl(tryfirst=True)  # before the names of the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A directory shares its cluster or control plane, so one worker runs it whole; the longest begins."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_area(item)))
-    items.sort(key=lambda item: _area(item) != LONGEST)
+    """The longest begins."""
+    items.sort(key=lambda item: _area(item.nodeid) != LONGEST)
 
 
-def _area(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).parts[0]
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """A directory shares its cluster or its control plane, so one worker runs it whole."""
+    return ByArea(config, log)
+
+
+class ByArea(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
+    """Deals out the directories of tests/."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _area(nodeid)
+
+
+def _area(nodeid: str) -> str:
+    return nodeid.split("/")[1]
 
 
 def _interrupt_workers(_signal: int, _frame: FrameType | None) -> None:
