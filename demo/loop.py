@@ -35,6 +35,7 @@ class Loop:
         """Start it with the two exports of the README and nothing else of ours."""
         kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
         env = {**kept, "TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key, "PYTHONUNBUFFERED": "1"}
+        env["PYTHONFAULTHANDLER"] = "1"  # a library that aborts says nothing by itself
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [str(self.python), str(self.script), *self.arguments],
