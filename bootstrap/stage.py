@@ -16,16 +16,17 @@ __all__ = ["OPERATOR_IMAGE", "TARGETS", "TRAINER_IMAGE", "Parts", "Ready", "ensu
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a target needs: environments by name, and whether the local cluster with its images and model."""
+    """What a target needs: environments by name, and whether the local cluster with its images and model, and S3."""
 
     environments: tuple[str, ...]
     cluster: bool = False
+    s3: bool = False
 
 
 DEMO = Parts(("devcluster", "operator", "trainer", "client"), cluster=True)
 TARGETS = {
     "demo": DEMO,
-    "test": Parts(("tests", *DEMO.environments), cluster=True),
+    "test": Parts(("tests", *DEMO.environments), cluster=True, s3=True),
     "lint": Parts(("tests",)),
     "operator": Parts(("operator",)),
     "devcluster": Parts(("devcluster",)),
@@ -80,5 +81,7 @@ def ensure(cache: Path, parts: Parts) -> Environments:
             cluster.ensure(environments, progress)
             weights.ensure(environments, progress)
             images.ensure(environments, progress)
+        if parts.s3:
+            cluster.ensure_s3(environments, progress)
         progress.finish()
     return environments

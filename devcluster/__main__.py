@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="build the Kubernetes binary, print its directory")
     commands.add_parser("helm", help="build Helm, print its path")
+    commands.add_parser("s3", help="build the tests' S3 server, print its path")
     up = commands.add_parser("up", help="start a cluster")
     up.add_argument("--nodes", type=int, default=3)
     up.add_argument("--gpus", type=int, default=4, help="pretend GPUs of each node")
@@ -76,6 +77,9 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if arguments.command == "helm":
         print(build.ensure_helm())
+        return
+    if arguments.command == "s3":
+        print(build.ensure_s3())
         return
     if arguments.command == "supervise":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Builds the Kubernetes binary and Helm from their Go modules, once, into a cache outside the checkout.
+"""Builds the Kubernetes binary, Helm and an S3 server from their Go modules, once, into a cache outside the checkout.
 
 The cache is ``$EVERLOOP_CACHE`` (default /var/cache/everloop). What is in it is complete: every build goes to a
 temporary directory that is renamed at its end, so an interrupted build leaves nothing that looks finished.
@@ -25,6 +25,7 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent / "controlplane"
 LINKS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
 HELM_VERSION = "v4.3.1"
+S3_VERSION = "v1.8.0"
 PROTOS = {
     "cri": ("k8s.io/cri-api", "pkg/apis/runtime/v1/api.proto"),
     "deviceplugin": ("k8s.io/kubelet", "pkg/apis/deviceplugin/v1beta1/api.proto"),
@@ -92,6 +93,11 @@ def helm_path() -> Path:
     return cache_directory() / "helm" / HELM_VERSION / "helm"
 
 
+def s3_path() -> Path:
+    """Return where the S3 server lies or will lie: versitygw, which keeps objects as files and checks signatures."""
+    return cache_directory() / "s3" / S3_VERSION / "versitygw"
+
+
 def protobuf_directory(kube: Path) -> Path:
     """Return where the generated CRI modules for the installed gRPC and protobuf lie or will lie."""
     versions = (importlib.metadata.version(name) for name in ("grpcio", "protobuf"))
@@ -128,15 +134,24 @@ def ensure_helm(say: Say = say_on_stderr) -> Path:
     Raises:
         BuildError: there is no Go, or the build failed.
     """
-    target = helm_path()
+    return _ensure_module("helm", helm_path(), f"helm.sh/helm/v4/cmd/helm@{HELM_VERSION}", "some 900", say)
+
+
+def ensure_s3(say: Say = say_on_stderr) -> Path:
+    """Return the path of the S3 server; builds it when it is missing (2 minutes). Raises BuildError as `ensure_helm`."""
+    package = f"github.com/versity/versitygw/cmd/versitygw@{S3_VERSION}"
+    return _ensure_module("s3", s3_path(), package, "some 900", say)
+
+
+def _ensure_module(name: str, target: Path, package: str, total: str, say: Say) -> Path:
     if not target.is_file():
-        with _exclusive("helm"):
+        with _exclusive(name):
             if not target.is_file():
                 with _staging(target.parent) as directory:
-                    say(f"helm: building {HELM_VERSION} from its Go module; this happens once")
-                    command = ["go", "install", "-v", "-trimpath", f"helm.sh/helm/v4/cmd/helm@{HELM_VERSION}"]
+                    say(f"{name}: building {package} from its Go module; this happens once")
+                    command = ["go", "install", "-v", "-trimpath", package]
                     environment = {**go_environment(), "GOBIN": str(directory)}
-                    _compile("helm", command, Path("/"), environment, "some 900", say)
+                    _compile(name, command, Path("/"), environment, total, say)
     return target
 
 

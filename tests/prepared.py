@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 from bootstrap import stage
+from devcluster import build
 
 
 @functools.cache
@@ -22,6 +23,11 @@ def client_python() -> str:
 def kube_binary() -> Path:
     """The one Kubernetes binary; kubectl is a link to it."""
     return prepared().kubectl.resolve()
+
+
+def s3_server() -> Path:
+    """The S3 server's binary; built now if nothing else has done it."""
+    return build.ensure_s3()
 
 
 def base_model() -> Path:

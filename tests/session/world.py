@@ -21,6 +21,7 @@ from everloop_trainer.session.operations import (
     SaveWeightsForSampler,
 )
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
+from everloop_trainer.session.ports import Copies
 from everloop_trainer.session.service import SessionConfig, SessionService
 from everloop_trainer.session.status import BaseModel
 from everloop_trainer.store.compacting import LIMITS, Limits
@@ -196,6 +197,7 @@ async def running_on(
     checkpoint_every: float = 0.0,
     checkpoint_keep: int = 2,
     limits: Limits = LIMITS,
+    copies: Copies | None = None,
 ) -> AsyncIterator[Serving[F]]:
     """A started incarnation; leaving the block kills its process."""
     clock = Clock()
@@ -216,7 +218,17 @@ async def running_on(
         fence_interval=fence_interval,
         space_interval=0.005,
     )
-    service = SessionService(config, store.journal, store.states, source, store.base, store.history, store.compactor)
+    service = SessionService(
+        config,
+        store.journal,
+        store.states,
+        source,
+        store.base,
+        store.history,
+        store.compactor,
+        copies,
+        store.restored,
+    )
     task = asyncio.create_task(service.run())
     try:
         yield Serving(files, store, service, source, task, clock)

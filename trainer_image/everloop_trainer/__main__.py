@@ -1,4 +1,4 @@
-"""`python -m everloop_trainer supervisor|server|spare|journal ROOT`.
+"""`python -m everloop_trainer supervisor|server|spare|copies NUMBER|restore|journal ROOT`.
 
 Each role imports only what it needs: the supervisor nothing but the standard library, the server no torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-USAGE = "usage: python -m everloop_trainer supervisor | server | spare | journal ROOT"
+USAGE = "usage: python -m everloop_trainer supervisor | server | spare | copies NUMBER | restore | journal ROOT"
 
 
 def main(arguments: list[str]) -> int:
@@ -25,6 +25,14 @@ def main(arguments: list[str]) -> int:
             from everloop_trainer import spare
 
             return spare.main()
+        case ["copies", number] if number.isdecimal():
+            from everloop_trainer.copies import process
+
+            return process.run_copier(int(number))
+        case ["restore"]:
+            from everloop_trainer.copies import process
+
+            return process.run_restore()
         case ["journal", root]:
             from everloop_trainer import wiring
 

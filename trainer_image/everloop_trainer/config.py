@@ -78,6 +78,26 @@ class CheckpointsConfig(_Json):
     keep_last: Annotated[int, Field(ge=1)] = 2
 
 
+class S3Config(_Json):
+    """Where copies go: `uri` is `s3://bucket/prefix`. Empty strings leave it to boto3.
+
+    `credentials_dir` is a mounted Secret with the files AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN.
+    """
+
+    uri: Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")]
+    region: str = ""
+    endpoint_url: str = ""
+    kms_key_id: str = ""
+    credentials_dir: str = ""
+
+
+class CopiesConfig(_Json):
+    """Copies of checkpoints and snapshots; seconds between the copies of two snapshots of a model."""
+
+    s3: S3Config
+    snapshot_seconds: Annotated[float, Field(ge=0)] = 60.0
+
+
 class SessionConfig(_Json):
     """The JSON of `EVERLOOP_CONFIG`."""
 
@@ -92,6 +112,7 @@ class SessionConfig(_Json):
     storage: StorageConfig
     snapshots: SnapshotsConfig = SnapshotsConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
+    copies: CopiesConfig | None = None
     token_file: AbsolutePath = "/run/secrets/everloop/token"  # noqa: S105 - where it lies, not what it is
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import TextIO
 
 import structlog
 
 
-def configure_logs(component: str, **context: str) -> None:
-    """Routes structlog and the standard library's logging to standard output; `context` goes into every line."""
+def configure_logs(component: str, *, stream: TextIO | None = None, **context: str) -> None:
+    """Routes structlog and the standard library's logging to standard output; `context` goes into every line.
+
+    A process whose standard output is for another purpose names another stream.
+    """
 
     def add_context(_logger: object, _method: str, event: structlog.types.EventDict) -> structlog.types.EventDict:
         event["component"] = component
@@ -32,7 +36,7 @@ def configure_logs(component: str, **context: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stdout)
+    handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

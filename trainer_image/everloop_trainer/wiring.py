@@ -16,6 +16,7 @@ import structlog
 from everloop_trainer import exitcodes
 from everloop_trainer.basefiles import remembered_files_sha256
 from everloop_trainer.config import PORT, ConfigError, TrainerConfig, read_config
+from everloop_trainer.copies.client import CopierProcess, restore_if_empty
 from everloop_trainer.logs import configure_logs
 from everloop_trainer.server.engine_client import SpareSocket
 from everloop_trainer.server.process import serve
@@ -78,10 +79,12 @@ async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) 
         attempt=config.session.attempt,
         pod_uid=config.pod_uid,
     )
+    root = Path(config.session.storage.root)
+    if config.session.copies is not None:
+        await restore_if_empty(root)
     records = config.compact_after_records
     limits = LIMITS if records is None else replace(LIMITS, records=records)
-    files = PosixFiles(Path(config.session.storage.root))
-    store = await open_store(files, claimant, _now(), limits=limits, begun=begun)
+    store = await open_store(PosixFiles(root), claimant, _now(), limits=limits, begun=begun)
     settings = SessionConfig(
         incarnation=store.incarnation,
         previous=store.previous,
@@ -94,7 +97,17 @@ async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) 
         replay_budget=config.session.snapshots.replay_budget_seconds,
     )
     engines = SpareSocket(config.spare_socket, wanted.name, files_sha256)
-    return SessionService(settings, store.journal, store.states, engines, store.base, store.history, store.compactor)
+    return SessionService(
+        settings,
+        store.journal,
+        store.states,
+        engines,
+        store.base,
+        store.history,
+        store.compactor,
+        None if config.session.copies is None else CopierProcess(store.incarnation.number),
+        store.restored,
+    )
 
 
 def print_journal(root: str) -> int:

@@ -24,6 +24,7 @@ from everloop_trainer.session.poison import Tries
 from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Lost, Result
 from everloop_trainer.session.recovery import matters
+from everloop_trainer.session.rollback import RolledBack
 from everloop_trainer.session.streams import Ended, Entry, Owed, Stream
 
 STRICT = ConfigDict(extra="forbid")
@@ -56,6 +57,7 @@ class SessionFacts:
         frozen: every checkpoint.
         listed: paths and the `frozen:` names that they mean.
         samplers: in the order of their creation.
+        rolled_back: models that ended with the storage that they were on.
     """
 
     format: int
@@ -64,6 +66,7 @@ class SessionFacts:
     frozen: tuple[Checkpoint, ...]
     listed: tuple[tuple[str, str], ...]
     samplers: tuple[SamplerInfo, ...]
+    rolled_back: tuple[RolledBack, ...] = ()
 
 
 @with_config(STRICT)
@@ -99,6 +102,7 @@ class StreamFacts:
     gone: tuple[Range, ...]
     fetched: tuple[Range, ...]
     entries: tuple[EntryFacts, ...]
+    rolled_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,8 @@ def session_facts(history: History, lengths: Mapping[int, int]) -> SessionFacts:
     )
     listed = tuple((path, checkpoint.frozen) for path, checkpoint in history.checkpoints.items())
     frozen, samplers = tuple(history.frozen.values()), tuple(history.samplers.values())
-    return SessionFacts(FORMAT, dict(lengths), models, frozen, listed, samplers)
+    lost = tuple(history.rolled_back.values())
+    return SessionFacts(FORMAT, dict(lengths), models, frozen, listed, samplers, lost)
 
 
 def stream_facts(history: History, left: Cut, places: Mapping[Position, int]) -> StreamFacts:
@@ -215,7 +220,7 @@ def stream_facts(history: History, left: Cut, places: Mapping[Position, int]) ->
     )
     last_request = history.last_request.get(stream.name, "")
     gone, fetched = left.gone.ranges(), stream.fetched.without(left.gone).ranges()
-    return StreamFacts(stream.name, stream.done, left.floor, last_request, gone, fetched, entries)
+    return StreamFacts(stream.name, stream.done, left.floor, last_request, gone, fetched, entries, stream.rolled_back)
 
 
 def restore(base: Base) -> History:
@@ -224,6 +229,7 @@ def restore(base: Base) -> History:
     history.frozen = {checkpoint.frozen: checkpoint for checkpoint in facts.frozen}
     history.checkpoints = {path: history.frozen[frozen] for path, frozen in facts.listed}
     history.samplers = {sampler.sampling_session_id: sampler for sampler in facts.samplers}
+    history.rolled_back = {model.model_id: model for model in facts.rolled_back}
     for known in facts.models:
         name = known.info.model_id
         automatic = {checkpoint.stored.key: checkpoint for checkpoint in known.automatic}
@@ -240,7 +246,7 @@ def restore(base: Base) -> History:
 
 
 def _restore_stream(facts: StreamFacts, owed: Owed) -> Stream:
-    stream = Stream(facts.name, done=facts.done, floor=facts.floor, owed=owed)
+    stream = Stream(facts.name, done=facts.done, floor=facts.floor, owed=owed, rolled_back=facts.rolled_back)
     stream.gone, stream.fetched = Numbers(facts.gone), Numbers(facts.fetched)
     for known in facts.entries:
         entry = Entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from everloop_trainer.session.identifiers import (
     CREATION,
@@ -36,10 +37,12 @@ from everloop_trainer.session.records import (
     Open,
     Pruned,
     Record,
+    Restored,
     Result,
     Stored,
     Try,
 )
+from everloop_trainer.session.rollback import RolledBack
 from everloop_trainer.session.streams import Ended, Entry, Stream
 from everloop_trainer.session.windows import Finished, added_gradients, closes_window, is_failure
 
@@ -134,6 +137,8 @@ class History:
         """By stream: time of the newest acceptance."""
         self.inflight: dict[str, str] = {}
         """By model: the `frozen:` name that its inflight samplers use."""
+        self.rolled_back: dict[str, RolledBack] = {}
+        """Models that ended with the storage that they were on: none of `models`."""
 
     def apply(self, record: Record, position: Position, *, durable: bool = True) -> None:
         """Take in one record, in the order of the history.
@@ -163,6 +168,8 @@ class History:
                 self._prune(record)
             case Lost():
                 self._lose(record, position, durable)
+            case Restored():
+                self._restore(record.model)
             case Open():
                 pass
 
@@ -198,6 +205,21 @@ class History:
         if checkpoint.path is not None and self.checkpoints.get(checkpoint.path) == checkpoint:
             del self.checkpoints[checkpoint.path]
 
+    def _restore(self, model: RolledBack) -> None:
+        name = model.model_id
+        if name in self.streams:
+            raise ValueError(f"{name} was restored, but has operations already")
+        self.streams[name] = Stream(name, done=model.number + 1, floor=model.number + 1, rolled_back=True)
+        self.rolled_back[name] = model
+        self.last_request[name] = model.time
+        for each in model.checkpoints:
+            kind: Literal["weights", "sampler_weights"] = "weights" if each.kind == "weights" else "sampler_weights"
+            stored = Stored(kind, each.key, each.sha256, each.size, each.time)
+            checkpoint = Checkpoint(name, each.name, each.step, model.lora, stored, each.user_metadata)
+            self.frozen[checkpoint.frozen] = checkpoint
+            if checkpoint.path is not None:
+                self.checkpoints[checkpoint.path] = checkpoint
+
     def _list(self, model: Model, checkpoint: Checkpoint) -> None:
         self.frozen[checkpoint.frozen] = checkpoint
         if checkpoint.path is not None:
@@ -222,6 +244,13 @@ class History:
         if stream is None or seq not in stream.entries:
             raise ValueError(f"{request_id(name, seq)} has a record but was never accepted")
         return stream
+
+    def info(self, model_id: str) -> ModelInfo | None:
+        """A model whose creation succeeded, whether it goes on or was rolled back."""
+        model, lost = self.models.get(model_id), self.rolled_back.get(model_id)
+        if lost is not None:
+            return ModelInfo(model_id, lost.base_model, lost.lora)
+        return None if model is None else model.info
 
     def find(self, request: str) -> Entry | Kept | Gone | None:
         """What is known of the operation of a request id; None if none was accepted."""
@@ -268,7 +297,8 @@ class History:
         source = self.frozen.get(loaded.source)
         if source is None:
             raise ValueError(f"{entry.request_id} loaded {loaded.source!r}, which was never stored")
-        base_model = self.models[source.model_id].info.base_model
+        lost = self.rolled_back.get(source.model_id)
+        base_model = lost.base_model if lost is not None else self.models[source.model_id].info.base_model
         model = self.models.get(entry.stream)
         if model is None:
             model = Model(ModelInfo(entry.stream, base_model, source.lora, args.user_metadata))

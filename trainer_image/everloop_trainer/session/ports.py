@@ -10,26 +10,16 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from everloop_trainer.session.lora import Lora as Lora
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.records import Record
-from everloop_trainer.session.status import BaseModel
+from everloop_trainer.session.status import BaseModel, CopiesReport
 
 Parts = Literal["all", "weights"]
 StateKind = Literal["snapshots", "weights", "sampler_weights"]
 """A snapshot is internal; `weights` and `sampler_weights` are the two kinds of checkpoints."""
 ALPHA = 32
 """LoRA alpha of every adapter; the scale is alpha / rank (the hosted service's convention)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """The shape of an adapter and the seed of its initialisation."""
-
-    rank: int
-    seed: int
-    train_mlp: bool
-    train_attn: bool
-    train_unembed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,3 +219,26 @@ class States(Protocol):
 
     def path(self, kind: StateKind, model: str, key: str) -> str:
         """Absolute path of a state's data file, for the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRef:
+    """A stored state that is to have a copy."""
+
+    kind: StateKind
+    model: str
+    key: str
+
+
+class Copies(Protocol):
+    """What copies stored states elsewhere. Nothing waits for it, and it never fails."""
+
+    async def run(self) -> None:
+        """Copy, until cancelled."""
+
+    def want(self, states: Sequence[StateRef], models: Collection[str]) -> None:
+        """From now on these are to have a copy; of `models`, which are all that are known, nothing else."""
+
+    @property
+    def report(self) -> CopiesReport:
+        """How far it is."""

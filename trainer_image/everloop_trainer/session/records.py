@@ -12,6 +12,7 @@ from everloop_trainer.session.errors import Category
 from everloop_trainer.session.numbers import Range
 from everloop_trainer.session.operations import Arguments, arguments_from_json, arguments_to_json
 from everloop_trainer.session.outcomes import ContentType
+from everloop_trainer.session.rollback import RolledBack
 
 STRICT = ConfigDict(extra="forbid")
 
@@ -170,7 +171,14 @@ class Fetched:
     numbers: tuple[Range, ...]
 
 
-Record = Open | Accept | Try | Result | Deliver | Lost | Autosaved | Pruned | Fetched
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The storage was lost, and this is what its copies say of a model."""
+
+    model: RolledBack
+
+
+Record = Open | Accept | Try | Result | Deliver | Lost | Autosaved | Pruned | Fetched | Restored
 
 
 def to_header(record: Record) -> dict[str, Any]:
@@ -217,6 +225,9 @@ def to_header(record: Record) -> dict[str, Any]:
             return {"t": "pruned", "s": record.stream, "n": 0, "key": record.key}
         case Fetched():
             return {"t": "fetched", "s": record.stream, "n": 0, "numbers": [list(each) for each in record.numbers]}
+        case Restored():
+            model = record.model
+            return {"t": "restored", "s": model.model_id, "n": 0, "model": _ROLLED_BACK.dump_python(model, mode="json")}
         case Result():
             header: dict[str, Any] = {
                 "t": "result",
@@ -246,6 +257,7 @@ def is_readable(record: Record) -> bool:
 
 _STORED = TypeAdapter(Stored)
 _SEAL = TypeAdapter(Seal)
+_ROLLED_BACK = TypeAdapter(RolledBack)
 _BASE_SEAL = TypeAdapter(BaseSeal)
 
 
@@ -254,7 +266,7 @@ _BASE_SEAL = TypeAdapter(BaseSeal)
 class _Header:
     """Every key that a header may hold, by type; `from_header` asks for those that its type needs."""
 
-    t: Literal["open", "accept", "try", "result", "deliver", "lost", "autosaved", "pruned", "fetched"]
+    t: Literal["open", "accept", "try", "result", "deliver", "lost", "autosaved", "pruned", "fetched", "restored"]
     n: int
     s: str | None = None
     k: str | None = None
@@ -279,6 +291,7 @@ class _Header:
     start: int = 0
     base: BaseSeal | None = None
     numbers: tuple[Range, ...] | None = None
+    model: RolledBack | None = None
 
     def need(self, *keys: str) -> list[Any]:
         values = [getattr(self, key) for key in keys]
@@ -325,6 +338,9 @@ def from_header(header: bytes) -> Record:
         case "fetched":
             stream, numbers = found.need("s", "numbers")
             return Fetched(stream, numbers)
+        case "restored":
+            (model,) = found.need("model")
+            return Restored(model)
         case "lost":
             stream, told = found.need("s", "err")
             return Lost(stream, found.n, told)

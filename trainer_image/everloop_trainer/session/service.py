@@ -12,14 +12,16 @@ from everloop_trainer.session import reporting
 from everloop_trainer.session.base import Base, given_up, restore
 from everloop_trainer.session.compacting import Compacting, Compactor
 from everloop_trainer.session.context import Context, SessionConfig
+from everloop_trainer.session.copying import Copying
 from everloop_trainer.session.errors import Fenced, JournalDamaged, Replaced, StorageFailed
 from everloop_trainer.session.gaps import MINUTES, Gaps, explanation
 from everloop_trainer.session.history import Checkpoint, History, Kept, ModelInfo, SamplerInfo
 from everloop_trainer.session.identifiers import request_id, split_request_id
 from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
-from everloop_trainer.session.ports import EngineSource, Journal, Position, States
-from everloop_trainer.session.records import Accept, Deliver, Lost, Record, Result, is_readable
+from everloop_trainer.session.ports import Copies, EngineSource, Journal, Position, States
+from everloop_trainer.session.records import Accept, Deliver, Lost, Record, Restored, Result, is_readable
+from everloop_trainer.session.rollback import RolledBack
 from everloop_trainer.session.runner import Runner
 from everloop_trainer.session.status import SessionStatus
 from everloop_trainer.session.streams import Ended, Entry
@@ -59,6 +61,8 @@ class SessionService:
         base: what the history begins with, if it was compacted.
         history: the records behind that, in order.
         compactor: what shortens the journal.
+        copies: what copies stored states elsewhere, if anything does.
+        restored: models of a storage that was lost; those that the history has not are journaled.
 
     Raises:
         JournalDamaged: the records contradict each other.
@@ -73,6 +77,8 @@ class SessionService:
         base: Base | None,
         history: Iterable[tuple[Position, Record]],
         compactor: Compactor,
+        copies: Copies | None = None,
+        restored: Iterable[RolledBack] = (),
     ) -> None:
         facts = History() if base is None else restore(base)
         for position, record in history:
@@ -81,6 +87,10 @@ class SessionService:
             except ValueError as error:
                 where = f"journal {position.incarnation} at offset {position.offset}"
                 raise JournalDamaged(f"{where}: {error}") from error
+        for model in restored:
+            if model.model_id not in facts.streams:
+                log.warning("model rolled back: its storage was lost", model=model.model_id, number=model.number)
+                facts.apply(Restored(model), journal.append(Restored(model))[0])
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._context = Context(config, facts, journal, states, ended, Underway(config.monotonic))
         self._runner = Runner(self._context, source, self._finished)
@@ -88,6 +98,7 @@ class SessionService:
         self._delivering: dict[str, asyncio.Future[None]] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._compacting = Compacting(self._context, compactor, lambda: self._runner.engine is not None)
+        self._copies = copies
         self._gaps = Gaps()
         self._heard = config.monotonic()
         self._main: asyncio.Task[None] | None = None
@@ -114,7 +125,11 @@ class SessionService:
 
     def _append(self, operation: Operation) -> None:
         context = self._context
-        record = Accept(operation.stream, operation.seq, self._resolve(operation).args, context.config.now())
+        args = self._resolve(operation).args
+        lost = context.history.rolled_back.get(operation.stream)
+        if lost is not None:
+            args = Refused(args.operation if isinstance(args, Refused) else args.KIND, lost.explanation)
+        record = Accept(operation.stream, operation.seq, args, context.config.now())
         if not is_readable(record):
             kind = record.args.operation if isinstance(record.args, Refused) else record.args.KIND
             record = replace(record, args=Refused(kind, UNREADABLE))
@@ -208,6 +223,9 @@ class SessionService:
             self._compacting.fetched(result.stream, result.seq)
             return _outcome(result, body)
         await journal.check_fence()
+        lost = self._context.history.rolled_back.get(request.rpartition(":")[0])
+        if lost is not None:
+            return Failed(lost.explanation, "user")
         return Unknown() if found is None else Failed(FORGOTTEN, "user")
 
     async def _deliver(self, entry: Entry, ended: Ended) -> Outcome | Pending:
@@ -263,28 +281,28 @@ class SessionService:
     def model(self, model_id: str) -> ModelInfo | None:
         """A model whose creation has succeeded."""
         self._heard = self._context.config.monotonic()
-        model = self._context.history.models.get(model_id)
-        return None if model is None else model.info
+        return self._context.history.info(model_id)
 
     def sampler(self, sampling_session_id: str) -> SamplerInfo | None:
         """A sampling session that a save_weights_for_sampler of this session made."""
         return self._context.history.samplers.get(sampling_session_id)
 
     def runs(self) -> list[Run]:
-        """Every model whose creation has succeeded."""
+        """Every model whose creation has succeeded, those that were rolled back too."""
         self._heard = self._context.config.monotonic()
         history = self._context.history
-        checkpoints: dict[str, list[Checkpoint]] = {model: [] for model in history.models}
+        checkpoints: dict[str, list[Checkpoint]] = {}
         for checkpoint in history.checkpoints.values():
-            checkpoints[checkpoint.model_id].append(checkpoint)
+            checkpoints.setdefault(checkpoint.model_id, []).append(checkpoint)
         return [
             Run(
-                model.info,
+                info,
                 history.last_request[name],
                 name in self._context.broken,
-                tuple(sorted(checkpoints[name], key=lambda checkpoint: checkpoint.stored.time, reverse=True)),
+                tuple(sorted(checkpoints.get(name, ()), key=lambda each: each.stored.time, reverse=True)),
             )
-            for name, model in history.models.items()
+            for name in (*history.models, *history.rolled_back)
+            if (info := history.info(name)) is not None
         ]
 
     async def still_ours(self) -> None:
@@ -293,7 +311,8 @@ class SessionService:
 
     def status(self) -> SessionStatus:
         """The state as plain values."""
-        return reporting.report(self._context, self._runner, self._heard)
+        report = reporting.report(self._context, self._runner, self._heard)
+        return replace(report, copies=None if self._copies is None else self._copies.report)
 
     def request_snapshots(self, name: str) -> None:
         """Snapshot every model soon: the pod is about to leave its node. The status tells when that is done."""
@@ -304,16 +323,18 @@ class SessionService:
         self._main = asyncio.create_task(self._runner.run(), name="runner")
         watch = asyncio.create_task(self._watch(), name="fence and gaps")
         compacting = asyncio.create_task(self._compacting.run(), name="compaction")
-        tasks: set[asyncio.Future[None]] = {self._main, watch, compacting, self._context.ended}
+        copying = asyncio.create_task(self._copy(), name="copies")
+        tasks: set[asyncio.Future[None]] = {self._main, watch, compacting, copying, self._context.ended}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._main.cancel()
             watch.cancel()
             compacting.cancel()
-            await asyncio.gather(self._main, watch, compacting, return_exceptions=True)
+            copying.cancel()
+            await asyncio.gather(self._main, watch, compacting, copying, return_exceptions=True)
             await self._runner.snapshots.abandon()
-        for task in (self._main, watch, compacting):
+        for task in (self._main, watch, compacting, copying):
             failure = None if task.cancelled() else task.exception()
             if isinstance(failure, Fenced | StorageFailed):
                 self._context.end(failure)
@@ -322,6 +343,14 @@ class SessionService:
                 raise failure
         if self._context.ended.done():
             self._context.ended.result()
+
+    async def _copy(self) -> None:
+        """Have stored states copied, or, where there is nowhere to copy them to, wait to be cancelled."""
+        if self._copies is None:
+            await asyncio.Event().wait()
+        else:
+            telling = Copying(self._context, self._copies, self._runner.snapshots.newest)
+            await asyncio.gather(telling.run(), self._copies.run())
 
     async def _watch(self) -> None:
         """Notice a newer incarnation, a failed journal and numbers that never arrive, with nothing else to do."""

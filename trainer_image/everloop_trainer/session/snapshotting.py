@@ -43,6 +43,8 @@ class Snapshotting:
         self._taken: dict[str, tuple[int, int]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.last_time = ""
+        self.newest: dict[str, str] = {}
+        """By model: key of the newest snapshot that this incarnation has made."""
 
     def worked(self, model_id: str, seconds: float) -> None:
         """The engine spent this long on an operation that changes the model."""
@@ -150,6 +152,7 @@ class Snapshotting:
             self._writing[model_id] = config.monotonic() - since
             self._seconds[model_id] = max(0.0, self._seconds.get(model_id, 0.0) - covered)
             self.last_time = manifest.time
+            self.newest[model_id] = place.key
             self._context.storage_errors.pop(_what(model_id), None)
             log.info("snapshot stored", model=model_id, seq=seq, step=step, bytes=written.size)
             stream = self._context.history.streams[model_id]

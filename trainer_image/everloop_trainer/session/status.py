@@ -76,6 +76,15 @@ class UnderwayStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiesReport:
+    """How the copies are: how many states have none yet, when the last was made (RFC 3339), what is in the way."""
+
+    pending: int = 0
+    last_time: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionStatus:
     """Everything that the operator shows of a session."""
 
@@ -95,6 +104,8 @@ class SessionStatus:
     idle_seconds: float
     """Since the last call of any client, and since the last operation ended; 0 while one runs or may run."""
     underway: UnderwayStatus | None
+    copies: CopiesReport | None = None
+    """None where there is nowhere to copy anything to."""
 
     def to_json(self) -> dict[str, Any]:
         """The body of `GET /status`."""
@@ -140,6 +151,9 @@ class SessionStatus:
             }
             if self.underway
             else None,
+            "copies": None
+            if self.copies is None
+            else {"pending": self.copies.pending, "lastTime": self.copies.last_time, "error": self.copies.error},
         }
 
 

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 IDENTITY = "identity.json"
+RESTORED = "restored.json"
 EPOCHS = "epochs"
 JOURNAL = "journal"
 PROBE = "probe"

@@ -15,6 +15,7 @@ from everloop_trainer.session.base import Base
 from everloop_trainer.session.errors import JournalDamaged, StorageFailed, StorageMismatch
 from everloop_trainer.session.ports import Journal, Position
 from everloop_trainer.session.records import Open, Record
+from everloop_trainer.session.rollback import RolledBack
 from everloop_trainer.session.status import BaseModel, Incarnation
 from everloop_trainer.store import layout
 from everloop_trainer.store.bases import read_base
@@ -23,6 +24,7 @@ from everloop_trainer.store.epochs import claim
 from everloop_trainer.store.files import Files
 from everloop_trainer.store.journal import PROBE_INTERVAL, JournalWriter
 from everloop_trainer.store.places import Lineage, places_of
+from everloop_trainer.store.restored import read_restored
 from everloop_trainer.store.sealed import records, seal
 from everloop_trainer.store.states import StoredStates
 
@@ -66,7 +68,8 @@ class Claimant:
 class OpenedStore:
     """Storage that this process owns until a newer incarnation claims it.
 
-    `history` is what follows `base`, and has no bodies.
+    `history` is what follows `base`, and has no bodies. `restored` are the models of a storage that was lost before
+    this one, as far as there are copies.
     """
 
     incarnation: Incarnation
@@ -77,6 +80,7 @@ class OpenedStore:
     compactor: Compactor
     base: Base | None
     history: list[tuple[Position, Record]]
+    restored: tuple[RolledBack, ...]
 
 
 async def open_store(
@@ -100,11 +104,12 @@ async def open_store(
         StorageFailed: the storage failed.
     """
     try:
-        identity = await asyncio.to_thread(_adopt, files, claimant)
+        identity = await asyncio.to_thread(adopt, files, claimant)
         incarnation, previous = await asyncio.to_thread(claim, files, claimant.attempt, claimant.pod_uid, time)
         lineage = await asyncio.to_thread(seal, files, incarnation.number - 1, claimed=True)
         base = await asyncio.to_thread(read_base, files, lineage.base) if lineage.base is not None else None
         history = await asyncio.to_thread(_read, files, lineage)
+        restored = await asyncio.to_thread(read_restored, files)
     except OSError as error:
         raise StorageFailed(str(error)) from error
     for sealed in lineage.seals:
@@ -128,14 +133,14 @@ async def open_store(
         raise
     compactor = Compactor(files, journal, limits, records=len(history))
     states = StoredStates(files, journal)
-    return OpenedStore(incarnation, previous, identity, journal, states, compactor, base, history)
+    return OpenedStore(incarnation, previous, identity, journal, states, compactor, base, history, restored)
 
 
 def _read(files: Files, lineage: Lineage) -> list[tuple[Position, Record]]:
     return [(found.position, found.record) for found in records(files, lineage)]
 
 
-def _adopt(files: Files, claimant: Claimant) -> str:
+def adopt(files: Files, claimant: Claimant) -> str:
     """Create the session's identity, or find it and check the base model; returns the lineage."""
     base = claimant.base_model
     mine = _BaseFile(base.name, base.revision, base.manifest_sha256)

@@ -90,7 +90,7 @@ class StoredStates:
         """See session.ports.States."""
         await self._journal.check_fence()
         directory = layout.state(storage_id(manifest.model), manifest.kind, manifest.key)
-        content = _to_json(manifest)
+        content = manifest_to_json(manifest)
         await self._io(lambda: self._files.create(f"{directory}/{layout.MANIFEST}", content))
 
     async def snapshots(self, model: str) -> list[Manifest]:
@@ -176,7 +176,7 @@ class StoredStates:
     def _read(self, path: str, key: str) -> Manifest | None:
         with self._files.open_read(path) as file:
             content = file.read()
-        return _from_json(content, key, path)
+        return manifest_from_json(content, key, path)
 
     async def _io(self, work: Callable[[], T]) -> T:
         try:
@@ -199,7 +199,8 @@ def _number(key: str) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
-def _to_json(manifest: Manifest) -> bytes:
+def manifest_to_json(manifest: Manifest) -> bytes:
+    """A manifest as it is stored."""
     base = manifest.base_model
     return _MANIFEST.dump_json(
         _ManifestFile(
@@ -224,7 +225,7 @@ def _to_json(manifest: Manifest) -> bytes:
     )
 
 
-def _from_json(content: bytes, key: str, path: str) -> Manifest | None:
+def manifest_from_json(content: bytes, key: str, path: str) -> Manifest | None:
     """The manifest, or None if it cannot be read: then the state does not count, and replay does without."""
     try:
         found = _MANIFEST.validate_json(content, strict=True)

@@ -1,0 +1,34 @@
+"""What server and copier tell each other, as JSON lines: the whole set of what is wanted, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from everloop_trainer.session.status import CopiesReport
+
+STRICT = ConfigDict(extra="forbid")
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class State:
+    """A stored state, by the directory that it lies in."""
+
+    kind: str
+    model: str
+    key: str
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """States that are to have a copy; of `models`, by the names of their directories, nothing else is."""
+
+    states: tuple[State, ...] = ()
+    models: tuple[str, ...] = ()
+
+
+WANTED: TypeAdapter[Wanted] = TypeAdapter(Wanted)
+REPORT: TypeAdapter[CopiesReport] = TypeAdapter(CopiesReport)
