@@ -138,7 +138,7 @@ def ensure_helm(say: Say = say_on_stderr) -> Path:
 
 
 def ensure_s3(say: Say = say_on_stderr) -> Path:
-    """Return the path of the S3 server; builds it when it is missing (2 minutes). Raises BuildError as `ensure_helm`."""
+    """Return the path of the S3 server; builds it when it is missing (2 minutes). Raises BuildError."""
     package = f"github.com/versity/versitygw/cmd/versitygw@{S3_VERSION}"
     return _ensure_module("s3", s3_path(), package, "some 900", say)
 

@@ -68,7 +68,7 @@ def test_a_restore_that_breaks_off_is_begun_again(
 ) -> None:
     """At every single answer of S3: until the end there is no identity, and the next try makes it whole."""
     root = Root(tmp_path / "new")
-    breaks = 0
+    breaks = seen = 0
 
     def fault(request: Request) -> bytes | None:
         nonlocal seen

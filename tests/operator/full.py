@@ -135,6 +135,15 @@ FULL: dict[str, Any] = {
         "adapters": {"maxModels": 4, "maxRank": 16},
         "storage": {
             "journal": {"claim": {"claimName": "training", "subPath": "everloop"}},
+            "copies": {
+                "s3": {
+                    "uri": "s3://team-poems/everloop",
+                    "region": "us-west-2",
+                    "kmsKeyId": "alias/everloop",
+                    "endpointUrl": "https://s3.example.com",
+                    "credentialsSecretName": "s3-copies",
+                }
+            },
             "allowNodeLocal": True,
         },
         "snapshots": {"replayBudgetSeconds": 10},

@@ -135,7 +135,9 @@ def test_trainer_reads_the_environment_of_the_pod() -> None:
     assert config.session.storage.root == "/var/lib/everloop/team/tuned"
     assert config.session.base_model.path == "/models/base"
     assert config.session.token_file == "/run/secrets/everloop/token"
-    assert set(json.loads(environment["EVERLOOP_CONFIG"])) == set(config.session.model_dump(by_alias=True))
+    assert set(json.loads(environment["EVERLOOP_CONFIG"])) == set(
+        config.session.model_dump(by_alias=True, exclude_none=True)
+    )
 
 
 def test_operator_reads_the_report_of_the_trainer() -> None:

@@ -134,6 +134,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"storage": {"journal": {"claim": None, "claimTemplate": {"size": "1Gi", "accessModes": ["ReadOnlyMany"]}}}},
         "spec.storage.journal.claimTemplate.accessModes",
     ),
+    ({"storage": {"copies": {}}}, "spec.storage.copies.s3"),
+    ({"storage": {"copies": {"s3": {"uri": "bucket"}}}}, "spec.storage.copies.s3.uri"),
+    (
+        {"storage": {"copies": {"s3": {"uri": "s3://bucket", "endpointUrl": "ftp://x"}}}},
+        "spec.storage.copies.s3.endpointUrl",
+    ),
     ({"snapshots": {"replayBudgetSeconds": 0}}, "spec.snapshots.replayBudgetSeconds"),
     ({"checkpoints": {"everySeconds": -1}}, "spec.checkpoints.everySeconds"),
     ({"checkpoints": {"keepLast": 0}}, "spec.checkpoints.keepLast"),
@@ -215,7 +221,7 @@ def test_mutable_fields(namespace: Api) -> None:
         "adapters": {"maxRank": 8},
         "snapshots": {"replayBudgetSeconds": 5},
         "checkpoints": {"everySeconds": 60, "keepLast": 5},
-        "storage": {"allowNodeLocal": True},
+        "storage": {"allowNodeLocal": True, "copies": {"s3": {"uri": "s3://bucket/prefix"}}},
         "recovery": {"infrastructure": {"maxAttempts": 1}},
         "deadlines": {"startupSeconds": 60},
     }

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from . import names
-from .schema import ApiModel, ObjectName, Quantity, RelativePath, rules
+from .schema import ApiModel, ObjectName, OptionalName, Quantity, RelativePath, rules
 
 AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
 
@@ -67,12 +67,45 @@ class JournalSpec(ApiModel):
         return self.claim.sub_path if self.claim else ""
 
 
+class S3Copies(ApiModel):
+    """A place in S3, or in a store that speaks its protocol, that outlives the volume."""
+
+    uri: Annotated[str, Field(max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*$")] = Field(
+        description="`s3://bucket/prefix`; `<namespace>/<name>` of this object is used below it."
+    )
+    region: Annotated[str, Field(max_length=64)] = Field(
+        default="", description="Region of the bucket; empty: as the pod's environment says."
+    )
+    kms_key_id: Annotated[str, Field(max_length=2048)] = Field(
+        default="", description="Key of the key management service that objects are encrypted with (SSE-KMS)."
+    )
+    endpoint_url: Annotated[str, Field(max_length=1024, pattern=r"^(https?://[^/\s]+(/\S*)?)?$")] = Field(
+        default="", description="Address of a store that speaks S3's protocol; empty: Amazon S3."
+    )
+    credentials_secret_name: OptionalName = Field(
+        default="",
+        description="Secret of this namespace with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for credentials that "
+        "expire, AWS_SESSION_TOKEN; read anew for every request. Empty: what the pod's ServiceAccount or node has.",
+    )
+
+
+class CopiesSpec(ApiModel):
+    """Copies of checkpoints and of each adapter's newest snapshot, made in the background."""
+
+    s3: S3Copies = Field(description="Where they are made.")
+
+
 class StorageSpec(ApiModel):
     """Storage that the session recovers from."""
 
     journal: JournalSpec = Field(
         description="Where journal, snapshots and checkpoints are kept. Immutable.",
         json_schema_extra=rules(("self == oldSelf", "spec.storage.journal is immutable")),
+    )
+    copies: CopiesSpec | None = Field(
+        default=None,
+        description="Copies outside the volume. An empty volume is filled from them: checkpoints are there again, and "
+        "each model says how far it goes. A change starts a new attempt.",
     )
     allow_node_local: bool = Field(
         default=False,

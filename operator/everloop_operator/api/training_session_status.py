@@ -63,6 +63,8 @@ class StorageStatus(ApiModel):
         "Empty until a pod has opened the storage.",
     )
     last_snapshot_time: Time | None = Field(default=None, description="When the newest snapshot was completed.")
+    pending_copies: Count = Field(default=0, description="Checkpoints and snapshots that have no copy in S3 yet.")
+    last_copy_time: Time | None = Field(default=None, description="When the newest copy in S3 was completed.")
     error: Text = Field(default="", description="Why nothing can be written; empty while all is well.")
     replay_mismatches: Count = Field(
         default=0,
@@ -202,6 +204,6 @@ class TrainingSessionStatus(ApiModel):
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
         default=[],
         description="Ready, Reconciling, Stalled (as kstatus defines them), Serving, PodsReady, VolumesReady, "
-        "BaseModelReady, NodesHealthy.",
+        "BaseModelReady, NodesHealthy, CopiesCurrent.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )

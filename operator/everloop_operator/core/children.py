@@ -11,7 +11,7 @@ from typing import Any
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
-from . import evictions, overlay, volumes
+from . import copies, evictions, overlay, volumes
 from .observed import Session
 
 LIVE = ("deadlines", "idle", "recovery", "stop", "suspend")
@@ -65,6 +65,7 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
         "storage": {"root": f"{volumes.JOURNAL_MOUNT}/{session.namespace}/{session.name}"},
         "snapshots": {"replayBudgetSeconds": spec.snapshots.replay_budget_seconds},
         "checkpoints": {"everySeconds": spec.checkpoints.every_seconds, "keepLast": spec.checkpoints.keep_last},
+        **({"copies": configured} if (configured := copies.trainer_config(spec)) else {}),
         "tokenFile": f"{volumes.TOKEN_MOUNT}/{names.TOKEN_FIELD}",
     }
 

@@ -58,6 +58,7 @@ def aspects(health: Health, serving_message: str) -> dict[str, Aspect]:
         names.CONDITION_VOLUMES_READY: health.volumes,
         names.CONDITION_BASE_MODEL_READY: health.base_model,
         names.CONDITION_NODES_HEALTHY: health.nodes,
+        names.CONDITION_COPIES_CURRENT: health.copies,
     }
 
 

@@ -9,7 +9,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import Recovery
 
-from . import claims
+from . import claims, copies
 from .aspect import Aspect as Aspect
 from .losses import Loss
 from .node_health import Verdict
@@ -51,6 +51,7 @@ class Health:
     volumes: Aspect
     base_model: Aspect
     nodes: Aspect
+    copies: Aspect
     recovering: bool
     """Whether it has served, or an attempt before it has been lost."""
     moving: bool
@@ -97,6 +98,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
         volumes=volumes,
         base_model=_base_model(observed, attempt.number, pod),
         nodes=_nodes(observed, pod, attempt),
+        copies=copies.judge(observed, spec),
         recovering=recovering,
         moving=_moving(observed, attempt),
         deadlines=tuple(times),
@@ -114,6 +116,7 @@ def at_rest(observed: Observed, spec: TrainingSessionSpec, resting: Resting) -> 
         volumes=claims.judge(observed, spec, None, ""),
         base_model=absent,
         nodes=Aspect(None, resting.phase, "no pod, no node"),
+        copies=copies.judge(observed, spec),
         recovering=False,
         moving=False,
         deadlines=(),

@@ -96,6 +96,16 @@ class SnapshotRequest(_Part):
     """Models whose snapshot is still being written."""
 
 
+class CopiesReport(_Part):
+    """The copies outside the storage."""
+
+    pending: int = 0
+    """States that have none yet."""
+    last_time: MaybeStamp = None
+    error: Long = ""
+    """What is in the way; empty while all is well."""
+
+
 class TrainerReport(_Part):
     """The whole report."""
 
@@ -114,6 +124,8 @@ class TrainerReport(_Part):
     recoveries: list[RecoveryReport] = []
     idle_seconds: int = Field(default=0, ge=0)
     """Since the last call of any client and the last operation; 0 while one runs, and from an older trainer."""
+    copies: CopiesReport | None = None
+    """None where none are made."""
     snapshot_request: SnapshotRequest | None = None
     """None until one was made of this incarnation."""
 

@@ -93,7 +93,17 @@ def invalid(observed: Observed) -> TrainingSessionStatus:
     stalled = Aspect(True, names.REASON_INVALID_SPEC, observed.session.problem)
     unknown = Aspect(None, names.REASON_INVALID_SPEC)
     health = Health(
-        False, stalled, unknown, unknown, unknown, unknown, unknown, recovering=False, moving=False, deadlines=()
+        False,
+        stalled,
+        unknown,
+        unknown,
+        unknown,
+        unknown,
+        unknown,
+        unknown,
+        recovering=False,
+        moving=False,
+        deadlines=(),
     )
     listed = conditions.update(
         before.conditions, conditions.aspects(health, ""), generation=observed.session.generation, now=observed.now
@@ -123,6 +133,7 @@ def _storage(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> 
     before, report = observed.session.status.storage, observed.trainer.report
     error = before.error if before and recorded_counts(observed, pod) else ""
     last = report.last_snapshot_time if report else None
+    copies = report.copies if report else None
     claim_uid = _claim_uid(observed, spec)
     # What one claim holds says nothing of another that has taken its name.
     lineage = before.lineage if before and before.claim_uid == claim_uid else ""
@@ -131,6 +142,8 @@ def _storage(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> 
         claim_uid=claim_uid,
         lineage=(report.lineage if report else "") or lineage,
         last_snapshot_time=last or (before.last_snapshot_time if before else None),
+        pending_copies=max(0, copies.pending) if copies else (before.pending_copies if before else 0),
+        last_copy_time=(copies.last_time if copies else None) or (before.last_copy_time if before else None),
         error=report.storage.error[:1024] if report else error,
         replay_mismatches=max(0, report.replay_mismatches) if report else (before.replay_mismatches if before else 0),
     )

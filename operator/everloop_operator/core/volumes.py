@@ -12,6 +12,7 @@ from .observed import Session
 JOURNAL_MOUNT = "/var/lib/everloop"
 MODELS_MOUNT = "/models"
 TOKEN_MOUNT = "/run/secrets/everloop"  # noqa: S105 - a path
+S3_MOUNT = "/run/secrets/everloop-s3"
 RUN_DIRECTORY = "/run/everloop"
 SCRATCH_VOLUME = "tmp"
 SCRATCH_MOUNT = {"name": SCRATCH_VOLUME, "mountPath": "/tmp"}  # noqa: S108 - a mount of its own
@@ -30,24 +31,32 @@ def mounts(spec: TrainingSessionSpec) -> list[Body]:
     journal: Body = {"name": "journal", "mountPath": JOURNAL_MOUNT}
     if spec.storage.journal.sub_path:
         journal["subPath"] = spec.storage.journal.sub_path
+    secret = [{"name": "everloop-s3", "mountPath": S3_MOUNT, "readOnly": True}] if _s3_secret(spec) else []
     return [
         journal,
         {"name": "models", "mountPath": MODELS_MOUNT, "readOnly": True},
         {"name": "token", "mountPath": TOKEN_MOUNT, "readOnly": True},
+        *secret,
         {"name": "run", "mountPath": RUN_DIRECTORY},
         SCRATCH_MOUNT,
     ]
 
 
 def volumes(session: str, spec: TrainingSessionSpec, token_secret: str) -> list[Body]:
-    """Volumes of the pod."""
+    """Volumes of the pod. A Secret is mounted whole, so that what is written to it later is seen."""
+    secret = _s3_secret(spec)
     return [
         {"name": "journal", "persistentVolumeClaim": {"claimName": spec.storage.journal.claim_name(session)}},
         {"name": "models", "persistentVolumeClaim": {"claimName": spec.base_model.source.claim.claim_name}},
         {"name": "token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
+        *([{"name": "everloop-s3", "secret": {"secretName": secret, "defaultMode": 0o440}}] if secret else []),
         {"name": "run", "emptyDir": {}},
         {"name": SCRATCH_VOLUME, "emptyDir": {}},
     ]
+
+
+def _s3_secret(spec: TrainingSessionSpec) -> str:
+    return spec.storage.copies.s3.credentials_secret_name if spec.storage.copies else ""
 
 
 def journal_claim(session: Session, spec: TrainingSessionSpec) -> Body | None:
