@@ -1,4 +1,4 @@
-"""`python -m everloop_trainer supervisor|server|spare|copies NUMBER|restore|journal ROOT`.
+"""`python -m everloop_trainer supervisor|server|spare|copies NUMBER|restore|fetch|journal ROOT`.
 
 Each role imports only what it needs: the supervisor nothing but the standard library, the server no torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-USAGE = "usage: python -m everloop_trainer supervisor | server | spare | copies NUMBER | restore | journal ROOT"
+USAGE = "usage: python -m everloop_trainer supervisor | server | spare | copies NUMBER | restore | fetch | journal ROOT"
 
 
 def main(arguments: list[str]) -> int:
@@ -33,6 +33,10 @@ def main(arguments: list[str]) -> int:
             from everloop_trainer.copies import process
 
             return process.run_restore()
+        case ["fetch"]:
+            from everloop_trainer.fetching import process as fetching
+
+            return fetching.run_fetch()
         case ["journal", root]:
             from everloop_trainer import wiring
 

@@ -116,6 +116,23 @@ class SessionConfig(_Json):
     token_file: AbsolutePath = "/run/secrets/everloop/token"  # noqa: S105 - where it lies, not what it is
 
 
+class HuggingFaceConfig(_Json):
+    """A model on the Hugging Face hub; the file with the token is empty for public ones."""
+
+    repo: NonEmpty
+    revision: NonEmpty = "main"
+    token_file: str = ""
+
+
+class FetchConfig(_Json):
+    """The JSON of `EVERLOOP_FETCH`: what the init container puts into `directory`, from one of two sources."""
+
+    format: Literal[1]
+    directory: AbsolutePath
+    hugging_face: HuggingFaceConfig | None = None
+    s3: S3Config | None = None
+
+
 class TrainerConfig(_Strict):
     """Everything that the processes of a session pod are told from outside."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,9 +27,7 @@ from everloop_trainer.store.compacting import LIMITS
 from everloop_trainer.store.dump import dump
 from everloop_trainer.store.files import PosixFiles
 from everloop_trainer.store.opening import Claimant, open_store
-
-TERMINATION_LOG = "/dev/termination-log"
-"""Made by the kubelet for each container; `EVERLOOP_TERMINATION_LOG` names another file."""
+from everloop_trainer.termination import give_up
 
 _log = structlog.get_logger(__name__)
 
@@ -42,18 +39,18 @@ def run_server() -> int:
         token = _read_token(Path(config.session.token_file))
     except ConfigError as error:
         configure_logs("server")
-        return _give_up(exitcodes.BAD_CONFIGURATION, f"BadConfiguration: {error}")
+        return give_up(exitcodes.BAD_CONFIGURATION, f"BadConfiguration: {error}")
     session = config.session
     configure_logs("server", session=f"{session.namespace}/{session.name}", pod=config.pod_name)
     try:
         return asyncio.run(serve(config.pod_ip, PORT, token, config.pod_uid, lambda begun: open_session(config, begun)))
     except Fenced as error:
-        return _give_up(exitcodes.FENCED, f"Fenced: {error}")
+        return give_up(exitcodes.FENCED, f"Fenced: {error}")
     except StorageFailed as error:
         _log.error("storage failed", reason=str(error))
         return exitcodes.STORAGE_FAILED
     except StorageMismatch as error:
-        return _give_up(exitcodes.STORAGE_MISMATCH, f"StorageMismatch: {error}")
+        return give_up(exitcodes.STORAGE_MISMATCH, f"StorageMismatch: {error}")
 
 
 async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) -> SessionService:
@@ -129,18 +126,6 @@ def _read_token(path: Path) -> str:
     if not token:
         raise ConfigError(f"tokenFile: {path} is empty")
     return token
-
-
-def _give_up(code: int, message: str) -> int:
-    """Says in the log and in the container's termination message why no restart can help."""
-    _log.error("giving up", exit_code=code, reason=message)
-    try:
-        with Path(os.environ.get("EVERLOOP_TERMINATION_LOG", TERMINATION_LOG)).open("r+") as file:
-            file.truncate()
-            file.write(message)
-    except OSError as error:
-        _log.warning("no termination message", error=str(error))
-    return code
 
 
 def _now() -> str:

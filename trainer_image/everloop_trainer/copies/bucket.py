@@ -61,7 +61,7 @@ class Bucket:
         self._encryption = (
             {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": place.kms_key_id} if place.kms_key_id else {}
         )
-        self._client = _client(place)
+        self._client = client(place)
         self._transfer = TransferConfig(
             multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=STREAMS
         )
@@ -158,13 +158,14 @@ class Bucket:
         return self._prefix + path
 
     def _failed(self, operation: str, path: str, error: Exception) -> CopyFailed:
-        return CopyFailed(f"{operation} {self.uri}{path}: {_reason(error)}")
+        return CopyFailed(f"{operation} {self.uri}{path}: {reason(error)}")
 
 
 _making = threading.Lock()
 
 
-def _client(place: Place) -> Any:
+def client(place: Place) -> Any:
+    """An S3 client for a place."""
     with _making:
         core = botocore.session.Session()
         if place.credentials_dir:
@@ -192,9 +193,10 @@ def _is_absent(error: ClientError) -> bool:
     )
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What S3, or the way to it, said; no secret."""
     if isinstance(error, Boto3Error) and isinstance(error.__context__, Exception):
-        return _reason(error.__context__)  # it only adds the names of file and object
+        return reason(error.__context__)  # it only adds the names of file and object
     if isinstance(error, ClientError):
         told = error.response.get("Error", {})
         return f"{told.get('Code', '?')}: {told.get('Message', '')}"
