@@ -144,6 +144,7 @@ FULL: dict[str, Any] = {
                     "credentialsSecretName": "s3-copies",
                 }
             },
+            "modelCache": {"claim": {"claimName": "model-cache"}},
             "allowNodeLocal": True,
         },
         "snapshots": {"replayBudgetSeconds": 10},
@@ -173,7 +174,20 @@ WITH_TEMPLATE: dict[str, Any] = {
     **FULL,
     "spec": {**FULL["spec"], "storage": {**FULL["spec"]["storage"], "journal": {"claimTemplate": CLAIM_TEMPLATE}}},
 }
-GOOD = (FULL, WITH_TEMPLATE)
+HUB = {"repo": "org/small", "revision": "v1", "tokenSecretName": "hub"}
+BUCKET = {
+    "uri": "s3://models/small",
+    "region": "us-west-2",
+    "endpointUrl": "https://s3.example.com",
+    "credentialsSecretName": "s3-models",
+}
+
+
+def _from(source: dict[str, Any]) -> dict[str, Any]:
+    return {**FULL, "spec": {**FULL["spec"], "baseModel": {**FULL["spec"]["baseModel"], "source": source}}}
+
+
+GOOD = (FULL, WITH_TEMPLATE, _from({"huggingFace": HUB}), _from({"s3": BUCKET}))
 """Between them they have every field."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everloop_operator.api import names
-from tests.operator.full import CLAIM_TEMPLATE, FULL, GOOD, Path, places, schema
+from tests.operator.full import BUCKET, CLAIM_TEMPLATE, FULL, GOOD, HUB, Path, places, schema
 from tests.operator.malformed import everything, replaced
 from tests.operator.world import SESSIONS, Api
 
@@ -74,6 +74,16 @@ RULES: list[tuple[Path, Any, str]] = [
         ("spec", "storage", "journal", "claimTemplate"),
         CLAIM_TEMPLATE,
         "exactly one of claim and claimTemplate must be set",
+    ),
+    (("spec", "baseModel", "source", "s3"), BUCKET, "exactly one of claim, huggingFace and s3 must be set"),
+    (
+        ("spec",),
+        {
+            **FULL["spec"],
+            "baseModel": {"name": "base/model", "source": {"huggingFace": HUB}},
+            "storage": {"journal": FULL["spec"]["storage"]["journal"]},
+        },
+        "spec.storage.modelCache must be set where spec.baseModel.source is huggingFace or s3",
     ),
     (
         (*POD, "terminationGracePeriodSeconds"),

@@ -111,7 +111,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"baseModel": {"name": "x" * 254}}, "spec.baseModel.name"),
     ({"baseModel": {"name": None}}, "spec.baseModel.name"),
     ({"baseModel": {"source": None}}, "spec.baseModel.source"),
-    ({"baseModel": {"source": {"claim": None}}}, "spec.baseModel.source.claim"),
+    ({"baseModel": {"source": {"claim": None}}}, "exactly one of claim, huggingFace and s3"),
+    ({"baseModel": {"source": {"s3": {"uri": "s3://models"}}}}, "exactly one of claim, huggingFace and s3"),
+    (
+        {"baseModel": {"source": {"claim": None, "huggingFace": {"repo": "org/m"}}}},
+        "spec.storage.modelCache must be set",
+    ),
+    (
+        {"baseModel": {"source": {"claim": None, "huggingFace": {"repo": "m"}}}},
+        "spec.baseModel.source.huggingFace.repo",
+    ),
+    ({"baseModel": {"source": {"claim": None, "s3": {"uri": "models"}}}}, "spec.baseModel.source.s3.uri"),
     ({"baseModel": {"source": {"claim": {"claimName": "Upper"}}}}, "spec.baseModel.source.claim.claimName"),
     ({"baseModel": {"source": {"claim": {"path": "/absolute"}}}}, "spec.baseModel.source.claim.path"),
     ({"baseModel": {"source": {"claim": {"path": "a/../../b"}}}}, "spec.baseModel.source.claim.path"),

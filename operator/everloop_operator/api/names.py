@@ -85,6 +85,8 @@ JOURNAL_CLAIM_SUFFIX = "-journal"
 TRAINER_PORT = 8080
 GATEWAY_PORT = 8000
 TRAINER_CONTAINER = "trainer"
+FETCH_CONTAINER = "everloop-fetch"
+"""The init container that fills the model cache."""
 API_KEY_FIELD = "api-key"
 PROGRESS_PORT = 8082
 DRIVER_CONTAINER = "driver"
@@ -180,6 +182,8 @@ REASON_STORAGE_MISMATCH = "StorageMismatch"
 REASON_STORAGE_ERROR = "StorageError"
 REASON_BASE_MODEL_LOADING = "BaseModelLoading"
 REASON_BASE_MODEL_LOADED = "BaseModelLoaded"
+REASON_BASE_MODEL_FETCHING = "BaseModelFetching"
+REASON_BASE_MODEL_FETCH_FAILED = "BaseModelFetchFailed"
 REASON_NODE_NOT_READY = "NodeNotReady"
 REASON_NODE_GONE = "NodeGone"
 REASON_NODE_UNHEALTHY = "NodeUnhealthy"

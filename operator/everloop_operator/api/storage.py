@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from . import names
-from .schema import ApiModel, ObjectName, OptionalName, Quantity, RelativePath, rules
+from .s3 import S3Location, S3Uri
+from .schema import ApiModel, ObjectName, Quantity, RelativePath, rules
 
 AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
 
@@ -67,25 +68,12 @@ class JournalSpec(ApiModel):
         return self.claim.sub_path if self.claim else ""
 
 
-class S3Copies(ApiModel):
-    """A place in S3, or in a store that speaks its protocol, that outlives the volume."""
+class S3Copies(S3Location):
+    """A place in S3 that outlives the volume."""
 
-    uri: Annotated[str, Field(max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*$")] = Field(
-        description="`s3://bucket/prefix`; `<namespace>/<name>` of this object is used below it."
-    )
-    region: Annotated[str, Field(max_length=64)] = Field(
-        default="", description="Region of the bucket; empty: as the pod's environment says."
-    )
+    uri: S3Uri = Field(description="`s3://bucket/prefix`; `<namespace>/<name>` of this object is used below it.")
     kms_key_id: Annotated[str, Field(max_length=2048)] = Field(
         default="", description="Key of the key management service that objects are encrypted with (SSE-KMS)."
-    )
-    endpoint_url: Annotated[str, Field(max_length=1024, pattern=r"^(https?://[^/\s]+(/\S*)?)?$")] = Field(
-        default="", description="Address of a store that speaks S3's protocol; empty: Amazon S3."
-    )
-    credentials_secret_name: OptionalName = Field(
-        default="",
-        description="Secret of this namespace with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for credentials that "
-        "expire, AWS_SESSION_TOKEN; read anew for every request. Empty: what the pod's ServiceAccount or node has.",
     )
 
 
@@ -93,6 +81,20 @@ class CopiesSpec(ApiModel):
     """Copies of checkpoints and of each adapter's newest snapshot, made in the background."""
 
     s3: S3Copies = Field(description="Where they are made.")
+
+
+class ModelCacheClaim(ApiModel):
+    """A PersistentVolumeClaim for the files of base models."""
+
+    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim, in the namespace of this object.")
+
+
+class ModelCacheSpec(ApiModel):
+    """Where base models from Hugging Face or S3 are kept once they have come."""
+
+    claim: ModelCacheClaim = Field(
+        description="A claim that pods may write to; several sessions may share it. Its file system must have flock."
+    )
 
 
 class StorageSpec(ApiModel):
@@ -106,6 +108,11 @@ class StorageSpec(ApiModel):
         default=None,
         description="Copies outside the volume. An empty volume is filled from them: checkpoints are there again, and "
         "each model says how far it goes. A change starts a new attempt.",
+    )
+    model_cache: ModelCacheSpec | None = Field(
+        default=None,
+        description="For base models from Hugging Face or S3: fetched into it once, before the trainer starts, and "
+        "read from there without a network. A change starts a new attempt.",
     )
     allow_node_local: bool = Field(
         default=False,

@@ -184,7 +184,11 @@ class TrainingSessionSpec(ApiModel):
             (
                 "self.pod.terminationGracePeriodSeconds > self.recovery.checkpointDeadlineSeconds",
                 "spec.pod.terminationGracePeriodSeconds must be greater than spec.recovery.checkpointDeadlineSeconds",
-            )
+            ),
+            (
+                "has(self.baseModel.source.claim) || has(self.storage.modelCache)",
+                "spec.storage.modelCache must be set where spec.baseModel.source is huggingFace or s3",
+            ),
         )
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
-from . import copies, evictions, overlay, volumes
+from . import copies, evictions, fetching, overlay, volumes
 from .observed import Session
 
 LIVE = ("deadlines", "idle", "recovery", "stop", "suspend")
@@ -53,7 +53,7 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
         "baseModel": {
             "name": spec.base_model.name,
             "revision": spec.base_model.revision,
-            "path": volumes.model_path(spec),
+            "path": fetching.model_path(spec),
         },
         "engine": {
             "dtype": spec.engine.dtype,
@@ -100,6 +100,9 @@ def pod(
         "containers": [_container(session, spec, attempt, spec.image or image)],
         "volumes": volumes.volumes(session.name, spec, secret_name(session.name, attempt)),
     }
+    fetch = fetching.init_containers(spec, spec.image or image, overlay.CONFINED)
+    if fetch:
+        pod_spec["initContainers"] = fetch
     affinity: Body = {}
     if avoid:
         required = {"nodeSelectorTerms": [{"matchExpressions": [_other_than(avoid)]}]}

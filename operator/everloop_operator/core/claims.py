@@ -10,6 +10,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 
 from .aspect import Aspect
 from .observed import Claim, Observed, Pod, within
+from .volumes import models_claim
 
 FenceMode = Literal["", "SharedPosix", "Exclusive", "NodeLocal"]
 
@@ -26,10 +27,8 @@ MOUNT_PATIENCE_SECONDS = 10.0
 def wanted(session: str, spec: TrainingSessionSpec) -> dict[str, str]:
     """Field -> name of each claim that the pod mounts."""
     journal = "spec.storage.journal.claim" if spec.storage.journal.claim else "spec.storage.journal.claimTemplate"
-    return {
-        journal: spec.storage.journal.claim_name(session),
-        "spec.baseModel.source.claim": spec.base_model.source.claim.claim_name,
-    }
+    models = "spec.baseModel.source.claim" if spec.base_model.source.claim else "spec.storage.modelCache.claim"
+    return {journal: spec.storage.journal.claim_name(session), models: models_claim(spec)}
 
 
 def journal(observed: Observed, spec: TrainingSessionSpec) -> Claim | None:
@@ -115,7 +114,8 @@ def recheck(observed: Observed, pod: Pod | None) -> datetime | None:
 def waits_for_volumes(pod: Pod) -> bool:
     """Whether a pod has a node, but its kubelet has not come as far as starting a container."""
     starting = pod.container.waiting_reason in ("", "ContainerCreating", "PodInitializing")
-    return bool(pod.node) and pod.phase == "Pending" and starting and pod.deletion_requested is None
+    fetching = pod.fetch.running or pod.fetch.exit_code is not None
+    return bool(pod.node) and pod.phase == "Pending" and starting and not fetching and pod.deletion_requested is None
 
 
 def _mount_failure(observed: Observed, pod: Pod | None) -> str:

@@ -9,7 +9,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import Recovery
 
-from . import claims, copies
+from . import claims, copies, fetching
 from .aspect import Aspect as Aspect
 from .losses import Loss
 from .node_health import Verdict
@@ -83,6 +83,8 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     serving = pod is not None and not attempt.lost and serves(observed, attempt.number, pod)
     pods = _pods(observed, pod, refusal)
     volumes = claims.judge(observed, spec, pod, _storage_error(observed, pod))
+    fetch = fetching.judge(pod)
+    blockers = (volumes, fetch or pods)
     before = observed.session.status
     served = (names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_MOVING)
     recovering = attempt.loss is not None or _opened(observed, attempt) is not None or before.phase in served
@@ -93,7 +95,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     return Health(
         serving=serving,
         stalled=None if serving else _stalled(observed, attempt, deadlines, refusal, volumes),
-        waiting=_waiting(observed, attempt, (volumes, pods), recovering=recovering),
+        waiting=_waiting(observed, attempt, blockers, recovering=recovering),
         pods=pods,
         volumes=volumes,
         base_model=_base_model(observed, attempt.number, pod),
@@ -192,6 +194,9 @@ def _base_model(observed: Observed, attempt: int, pod: Pod | None) -> Aspect:
     was = next((c for c in observed.session.status.conditions if c.type == names.CONDITION_BASE_MODEL_READY), None)
     if was and was.status == "True" and recorded_counts(observed, pod):
         return Aspect(True, was.reason, was.message)
+    fetched = fetching.judge(pod)
+    if fetched:
+        return fetched
     return Aspect(False, names.REASON_BASE_MODEL_LOADING, f"attempt {attempt} has not loaded the base model yet")
 
 
@@ -244,6 +249,9 @@ def _stalled(
         return Aspect(True, volumes.reason, volumes.message)
     if refusal and not refusal.transient and (pod is None or attempt.lost):
         return Aspect(True, names.REASON_POD_INVALID, f"the pod was refused: {refusal.message}")
+    failed = fetching.judge(pod)
+    if failed and pod and pod.fetch.restarts >= CRASH_LOOP_RESTARTS:
+        return Aspect(True, failed.reason, failed.message)
     if pod and _crashed(observed, pod):
         if pod.container.exit_code == names.EXIT_STORAGE_MISMATCH:
             return Aspect(True, names.REASON_STORAGE_MISMATCH, _exit(pod))

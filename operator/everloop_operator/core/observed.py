@@ -42,7 +42,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The trainer container of a pod, as its kubelet reports it."""
+    """A container of a pod, as its kubelet reports it."""
 
     waiting_reason: str = ""
     waiting_message: str = ""
@@ -52,6 +52,7 @@ class Container:
     exit_reason: str = ""
     exit_message: str = ""
     finished: datetime | None = None
+    running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ class Pod:
     template_hash: str = ""
     avoided_nodes: frozenset[str] = frozenset()
     container: Container = field(default_factory=Container)
+    """The trainer."""
+    fetch: Container = field(default_factory=Container)
+    """What fills the model cache before it."""
 
     @property
     def terminal(self) -> bool:

@@ -44,7 +44,8 @@ def lay(body: Body, overlay: PodOverlay) -> Body:
         "containers": [trainer, *others],
         "volumes": [*spec["volumes"], *_dumped(overlay.volumes)],
     }
-    init = [*map(_init_container, overlay.init_containers), *spec.get("initContainers", ())]
+    own = [{**each, "env": [*each["env"], *_dumped(overlay.env)]} for each in spec.get("initContainers", ())]
+    init = [*map(_init_container, overlay.init_containers), *own]
     if init:
         merged["initContainers"] = init
     references = {

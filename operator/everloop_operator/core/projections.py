@@ -102,6 +102,7 @@ def pod_of(body: Body, container: str = names.TRAINER_CONTAINER) -> Pod | None:
             filter(None, metadata.get("annotations", {}).get(names.ANNOTATION_AVOIDED_NODES, "").split(","))
         ),
         container=container_of(status, container),
+        fetch=container_of(status, names.FETCH_CONTAINER),
     )
 
 
@@ -198,6 +199,7 @@ def container_of(status: Body, name: str) -> Container:
     waiting = state.get("waiting", {})
     ended = state.get("terminated") or last.get("terminated") or {}
     return Container(
+        running="running" in state,
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         restarts=found[0].get("restartCount", 0),

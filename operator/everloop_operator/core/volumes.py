@@ -13,6 +13,8 @@ JOURNAL_MOUNT = "/var/lib/everloop"
 MODELS_MOUNT = "/models"
 TOKEN_MOUNT = "/run/secrets/everloop"  # noqa: S105 - a path
 S3_MOUNT = "/run/secrets/everloop-s3"
+SOURCE_MOUNT = "/run/secrets/everloop-source"
+SOURCE_VOLUME = "everloop-source"
 RUN_DIRECTORY = "/run/everloop"
 SCRATCH_VOLUME = "tmp"
 SCRATCH_MOUNT = {"name": SCRATCH_VOLUME, "mountPath": "/tmp"}  # noqa: S108 - a mount of its own
@@ -20,10 +22,20 @@ SCRATCH_MOUNT = {"name": SCRATCH_VOLUME, "mountPath": "/tmp"}  # noqa: S108 - a 
 Body = dict[str, Any]
 
 
-def model_path(spec: TrainingSessionSpec) -> str:
-    """The directory of the base model in the trainer container."""
-    path = spec.base_model.source.claim.path
-    return f"{MODELS_MOUNT}/{path}" if path else MODELS_MOUNT
+def models_claim(spec: TrainingSessionSpec) -> str:
+    """Name of the claim with the files of the base model."""
+    if spec.base_model.source.claim:
+        return spec.base_model.source.claim.claim_name
+    assert spec.storage.model_cache is not None, "the schema asks for it where the source is none"
+    return spec.storage.model_cache.claim.claim_name
+
+
+def source_secret(spec: TrainingSessionSpec) -> str:
+    """Name of the Secret that the source of the base model asks for; '' if none."""
+    source = spec.base_model.source
+    if source.hugging_face:
+        return source.hugging_face.token_secret_name
+    return source.s3.credentials_secret_name if source.s3 else ""
 
 
 def mounts(spec: TrainingSessionSpec) -> list[Body]:
@@ -44,12 +56,16 @@ def mounts(spec: TrainingSessionSpec) -> list[Body]:
 
 def volumes(session: str, spec: TrainingSessionSpec, token_secret: str) -> list[Body]:
     """Volumes of the pod. A Secret is mounted whole, so that what is written to it later is seen."""
-    secret = _s3_secret(spec)
+    secrets = {"everloop-s3": _s3_secret(spec), SOURCE_VOLUME: source_secret(spec)}
     return [
         {"name": "journal", "persistentVolumeClaim": {"claimName": spec.storage.journal.claim_name(session)}},
-        {"name": "models", "persistentVolumeClaim": {"claimName": spec.base_model.source.claim.claim_name}},
+        {"name": "models", "persistentVolumeClaim": {"claimName": models_claim(spec)}},
         {"name": "token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
-        *([{"name": "everloop-s3", "secret": {"secretName": secret, "defaultMode": 0o440}}] if secret else []),
+        *(
+            {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}}
+            for name, secret in secrets.items()
+            if secret
+        ),
         {"name": "run", "emptyDir": {}},
         {"name": SCRATCH_VOLUME, "emptyDir": {}},
     ]
