@@ -47,6 +47,13 @@ def clean(cache: Path) -> None:
         cache.rmdir()
 
 
+def _end_children() -> None:
+    """Kill what was being started when the signal came: no caller knows of it yet, so none has ended it."""
+    for thread in Path("/proc/self/task").iterdir():
+        for pid in (thread / "children").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the process's exit status."""
     parser = argparse.ArgumentParser(prog="python3 -m bootstrap", description=__doc__)
@@ -84,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"everloop: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        _end_children()
         print("\neverloop: stopped; what was finished is kept", file=sys.stderr)
         return 130
     return 0

@@ -145,9 +145,21 @@ def test_prune_keeps_what_is_used(
     assert "in use   venvs/tests-running" in capsys.readouterr().out
 
 
-def test_terminated_run_leaves_no_child(cache: Path) -> None:
+SLOW_START = """
+import subprocess, time
+class Slow(subprocess.Popen):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        time.sleep(60)
+subprocess.Popen = Slow
+"""
+
+
+@pytest.mark.parametrize("before", ["", SLOW_START], ids=["while it runs", "while it is started"])
+def test_terminated_run_leaves_no_child(cache: Path, before: str) -> None:
     """SIGTERM ends what is being built too: nothing writes on into what the next run makes anew."""
     code = (
+        f"{before}\n"
         "import sys; from bootstrap import __main__, stage\n"
         "from bootstrap.progress import run\n"
         "from pathlib import Path\n"

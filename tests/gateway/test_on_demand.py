@@ -115,10 +115,8 @@ def test_a_namespace_without_a_session_trains(
     assert metadata["labels"] == {"team": "x", names.LABEL_CREATED_BY: "gateway", names.LABEL_MANAGED_BY: "everloop"}
     assert {entry["manager"] for entry in metadata["managedFields"]} == {names.GATEWAY_FIELD_MANAGER}
     assert spec["baseModel"] == {"name": ONE, "revision": "", "source": SOURCE}
-    assert (spec["adapters"]["maxModels"], spec["storage"]) == (
-        1,
-        {"journal": {"claim": {"claimName": CLAIM, "subPath": ""}}},
-    )
+    assert spec["adapters"]["maxModels"] == 1
+    assert spec["storage"]["journal"] == {"claim": {"claimName": CLAIM, "subPath": ""}}
     tenant.adopt()
     tenant.serve(tenant.start_pod(processes, address()))
     model = program.wait("created")["model_id"]
