@@ -1,7 +1,7 @@
 """How long it takes to come back, by the clocks of those who come back: the log of the session pods, the node's status.
 
-On the local cluster one loop runs without end while engine, server, spare, pod and node are killed in turn; the node
-may be that of the operator, which then has to come back first. Counted is
+On the local cluster one loop runs without end while engine, server, spare, pod and node are killed in turn, the node
+also with the operator on it, which then has to come back first. Counted is
 from the kill (for a node from the moment that the control plane gave its condition Ready, in whole seconds, rounded
 down: up to a second too long) until every model is restored, and for the spare until it listens again.
 """
@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from demo import faults
+from demo.install import RELEASE_NAMESPACE, Tools
 from demo.loop import Loop
 from demo.moments import running
 from tests.bench.measure import Measure
@@ -24,8 +25,10 @@ from tests.e2e.waiting import eventually
 from tests.e2e.world import NAMESPACE, Everloop, installed
 
 ROUNDS = 3
-GOALS = {"engine": 2.0, "server": 2.0, "spare": 15.0, "pod": 8.0, "node": 8.0}
-NEW_POD = ("pod", "node")
+GOALS = {"engine": 2.0, "server": 2.0, "spare": 15.0, "pod": 8.0, "node": 8.0, "node of the operator": 8.0}
+NODES = ("node", "node of the operator")
+NEW_POD = ("pod", *NODES)
+OPERATOR = "app.kubernetes.io/component=operator"
 PATIENCE = 180.0
 _LOADED = re.compile(r"base model \S+ loaded in ([\d.]+) s")
 
@@ -38,8 +41,6 @@ class Comeback:
     loading: float
     replay: float
     replayed: int
-    operator: bool = False
-    """Whether the operator was lost as well."""
 
 
 def run(place: Path) -> list[Measure]:
@@ -64,8 +65,7 @@ def run(place: Path) -> list[Measure]:
 def _measures(victim: str, comebacks: list[Comeback]) -> list[Measure]:
     if victim == "spare":
         return [_slowest("spare killed, until it listens again", [each.whole for each in comebacks], GOALS[victim])]
-    with_operator = sum(each.operator for each in comebacks)
-    begin = f"from its node's NotReady ({with_operator} x the operator's too)" if victim == "node" else "killed"
+    begin = "from its node's NotReady" if victim in NODES else "killed"
     beyond, left_out = [each.whole - each.loading - each.replay for each in comebacks], "replay left out"
     if victim in NEW_POD:
         left_out = "import, weight load and replay left out"
@@ -85,17 +85,18 @@ def _strike(everloop: Everloop, loop: Loop, victim: str) -> Comeback:
     """Kill in the middle of an operation, and see when all is as before. Nodes are healed, the loop has gone on."""
     session = everloop.session
     session.wait_serving()
+    if victim in NODES:
+        _place_operator(everloop, session.status()["pod"]["node"], there=victim != "node")
     _wait_for_steps(everloop, loop, 6)
     pod = session.status()["pod"]
     pids = session.pids(pod["name"])
     now = eventually(lambda: running(session.journal()), "an operation that runs", seconds=PATIENCE)
-    operator = victim == "node" and pod["node"] in _operator_nodes(everloop)
     began = datetime.now(UTC)
     match victim:
         case "pod":
             faults.kill(pids, "supervisor", now.engine)
             session.tools.kube("-n", NAMESPACE, "delete", "pod", pod["name"], "--grace-period=0", "--force")
-        case "node":
+        case "node" | "node of the operator":
             session.cluster.node_kill(pod["node"])
             began = eventually(functools.partial(_not_ready, everloop, pod["node"]), "NotReady", seconds=PATIENCE)
         case _:
@@ -104,10 +105,10 @@ def _strike(everloop: Everloop, loop: Loop, victim: str) -> Comeback:
     end = "spare listens" if victim == "spare" else "recovered"
     last = eventually(lambda: _first(events(logs(), began), end), f"{victim} to come back", seconds=PATIENCE)
     between = [event for event in events(logs(), began) if event.time <= last.time]
-    if victim == "node":
+    if victim in NODES:
         session.cluster.node_heal(pod["node"])
         session.cluster.wait_node(pod["node"], ready=True)
-    return replace(comeback(between, began, last.time), operator=operator)
+    return comeback(between, began, last.time)
 
 
 def comeback(between: Iterable[Event], began: datetime, ended: datetime) -> Comeback:
@@ -124,9 +125,26 @@ def comeback(between: Iterable[Event], began: datetime, ended: datetime) -> Come
     return Comeback((ended - began).total_seconds(), loading, replay, replayed)
 
 
-def _operator_nodes(everloop: Everloop) -> set[str]:
-    pods = everloop.session.tools.get("pods", "-A", "-l", "app.kubernetes.io/component=operator")["items"]
-    return {pod["spec"].get("nodeName", "") for pod in pods}
+def _place_operator(everloop: Everloop, node: str, *, there: bool) -> None:
+    """Let the operator run on this node, or on any other one."""
+    tools = everloop.session.tools
+    if _runs_on(tools, node) == there:
+        return
+    names = {each["metadata"]["name"] for each in tools.get("nodes")["items"]}
+    closed = names - {node} if there else {node}
+    tools.kube("cordon", *closed)
+    tools.kube("-n", RELEASE_NAMESPACE, "delete", "pod", "-l", OPERATOR)
+    eventually(lambda: _runs_on(tools, node) == there, "the operator on its node", seconds=PATIENCE)
+    tools.kube("uncordon", *closed)
+
+
+def _runs_on(tools: Tools, node: str) -> bool | None:
+    """None while there is not one that is ready."""
+    pods = tools.get("-n", RELEASE_NAMESPACE, "pods", "-l", OPERATOR)["items"]
+    containers = [status for pod in pods for status in pod["status"].get("containerStatuses", ())]
+    if len(pods) != 1 or not all(status["ready"] for status in containers) or not containers:
+        return None
+    return bool(pods[0]["spec"]["nodeName"] == node)
 
 
 def _first(found: list[Event], name: str) -> Event | None:
