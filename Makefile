@@ -43,7 +43,7 @@ demo-down: ## take down the cluster that `make demo KEEP=1` left (ROOT=...)
 test: ## linters, types and all tests
 	@$(bootstrap) ensure test
 	@$(MAKE) lint
-	@$(in_tests) pytest -v -p no:cacheprovider -n 2 --dist loadscope --no-loadscope-reorder --durations=15 $(TESTS)
+	@$(in_tests) pytest -v -p no:cacheprovider -n 3 --dist loadscope --no-loadscope-reorder --durations=15 $(TESTS)
 
 .PHONY: soak
 soak: ## kill at random N times (default 20) under one loop, then take all nodes for 12 minutes; SEED=..., RESUME=DIR

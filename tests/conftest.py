@@ -13,6 +13,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 LONGEST = "e2e"
+APART = ("test_life_cycle.py", "test_random_kills.py", "test_rl_job.py")
+"""About half of the end-to-end tests, so that two workers may have a cluster each."""
 SEED = "EVERLOOP_TEST_SEED"
 
 
@@ -36,12 +38,12 @@ def seed() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest begins."""
-    items.sort(key=lambda item: _area(item.nodeid) != LONGEST)
+    """The longest begin."""
+    items.sort(key=lambda item: not _area(item.nodeid).startswith(LONGEST))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """A directory shares its cluster or its control plane, so one worker runs it whole."""
+    """A directory shares its cluster or its control plane, so one worker runs it, or half of the longest."""
     return ByArea(config, log)
 
 
@@ -53,7 +55,8 @@ class ByArea(LoadScopeScheduling):  # type: ignore[misc]  # the library has no t
 
 
 def _area(nodeid: str) -> str:
-    return nodeid.split("/")[1]
+    area, name = nodeid.split("::")[0].split("/")[1:3]
+    return f"{area}, apart" if area == LONGEST and name in APART else area
 
 
 def _interrupt_workers(_signal: int, _frame: FrameType | None) -> None:
