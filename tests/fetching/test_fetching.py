@@ -106,6 +106,17 @@ def test_from_s3(store: Store, tmp_path: Path, bucket: str) -> None:
     assert store.requests == []
 
 
+def test_from_a_store_that_knows_no_tags(store: Store, tmp_path: Path) -> None:
+    """One that shows files which it has not written itself: their size is all that can be checked."""
+    place = store.directory / BUCKET / "files"
+    place.mkdir()
+    for name, data in FILES.items():
+        (place / name).write_bytes(data)
+    fetch = Fetch(tmp_path / "cache" / "model", tmp_path, s3=s3(store, tmp_path, "files"))
+    assert fetch.run() == 0, fetch.log.read_text()
+    assert_filled(tmp_path / "cache" / "model")
+
+
 def test_a_killed_fetch_is_gone_on_with(store: Store, tmp_path: Path, bucket: str) -> None:
     """SIGKILL while a file hangs: what had come is not fetched again, and the lock is free at once."""
     directory = tmp_path / "cache" / "model"

@@ -42,7 +42,7 @@ class S3Source:
 
     def _described(self, name: str) -> SourceFile:
         head = self._client.head_object(Bucket=self._bucket, Key=self._prefix + name)
-        self._tags[name] = str(head["ETag"])
+        self._tags[name] = str(head.get("ETag", ""))
         size, told = int(head["ContentLength"]), head.get("Metadata", {}).get(SHA256, "")
         if told:
             return SourceFile(name, size, "sha256", told)
@@ -60,11 +60,11 @@ class S3Source:
             have = 0  # it is not whole, so it is something else
         progress(have)
         try:
+            conditions = {"IfMatch": self._tags[file.name], "Range": f"bytes={have}-" if have else ""}
             answer = self._client.get_object(
                 Bucket=self._bucket,
                 Key=self._prefix + file.name,
-                IfMatch=self._tags[file.name],
-                **({"Range": f"bytes={have}-"} if have else {}),
+                **{name: value for name, value in conditions.items() if value},
             )
             with target.open("ab" if have else "wb") as content:
                 for chunk in answer["Body"].iter_chunks(CHUNK):
