@@ -14,7 +14,7 @@ import yaml
 
 from devcluster.build import go_environment
 from everloop_operator.api import names
-from everloop_operator.api.training_session_status import TrainingSessionStatus
+from everloop_operator.api.training_session_status import RestStatus, TrainingSessionStatus
 from everloop_operator.core.node_rules import Severity, Signal
 from everloop_operator.core.observed import Observed, Trainer
 from everloop_operator.core.status import dump
@@ -90,6 +90,9 @@ def histories() -> Iterator[tuple[TrainingSessionStatus, str, str]]:
     yield status_of(decided(leaving)), *progressing  # Stopping
     yield status_of(decided(suspended(replace(running, pods=()), suspend=True))), "Current", "Suspended"
     yield status_of(decided(suspended(replace(running, pods=()), stop=True))), "Current", "Healthy"
+    rest = RestStatus(state="Idle", since="2026-05-01T11:00:00.000Z")
+    idle = replace(first, session=session(TrainingSessionStatus(attempt=1, rest=rest)))
+    yield status_of(decided(idle)), "Current", "Healthy"
 
 
 def resource(status: TrainingSessionStatus, generation: int = 1, **metadata: Any) -> dict[str, Any]:
@@ -106,7 +109,7 @@ def test_every_phase_is_read_as_it_is_meant(reader: Reader) -> None:
     """The table of docs/conventions.md: a status of each phase, judged by cli-utils and by the check of the example."""
     wanted = list(histories())
     phases = [status.phase for status, *_ in wanted]
-    assert set(phases) == set(names.PHASES) - {names.PHASE_IDLE}  # which nothing comes to yet
+    assert set(phases) == set(names.PHASES)
     found = reader.read(*(resource(status) for status, *_ in wanted))
     assert list(zip(phases, found, strict=True)) == [(status.phase, (k, argo)) for status, k, argo in wanted]
 
