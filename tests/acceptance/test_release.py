@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,15 +23,30 @@ pytestmark = [
 CHART = ("everloop", str(install.CHART), "--namespace", install.RELEASE_NAMESPACE)
 ABOUT = ("everloop", "--namespace", install.RELEASE_NAMESPACE)
 WAIT = ("--wait", "--timeout", "180s")
+OVERLAY = {
+    "labels": {"team": "poems"},
+    "env": [{"name": "TEAM", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['team']"}}}],
+    "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}],
+    "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    "initContainers": [
+        {
+            "name": "look",
+            "image": stage.TRAINER_IMAGE,
+            "command": ["python", "-c", "import pathlib; pathlib.Path('/shared/seen').write_text('yes')"],
+            "volumeMounts": [{"name": "shm", "mountPath": "/shared"}],
+        }
+    ],
+    "disruptionBudget": True,
+}
+"""What a platform might add to the pod; a kubelet has to make it true."""
+LOOK = "import os, pathlib; print(pathlib.Path('/dev/shm/seen').read_text(), os.environ['TEAM'])"
 RESULTS_BETWEEN = 3
 """How many results the loop is told after each step, before the next is taken."""
 
 
-def test_a_session_trains_through_the_life_of_a_release() -> None:
+def test_a_session_trains_through_the_life_of_a_release(seed: int) -> None:
     """One pod serves all the while, no exception, nothing twice, and the adapter equals that of an unbroken run."""
-    seed = int(os.environ.get("EVERLOOP_TEST_SEED", random.SystemRandom().randrange(2**32)))
-    print(f"EVERLOOP_TEST_SEED={seed}")
-    with installed(nodes=2) as everloop:
+    with installed(nodes=2, pod=OVERLAY) as everloop:
         tools = everloop.session.tools
 
         def gateway() -> tuple[str, int]:
@@ -49,7 +63,9 @@ def test_a_session_trains_through_the_life_of_a_release() -> None:
 
 def _train_through(everloop: Everloop, seed: int) -> None:
     tools, stop = everloop.session.tools, everloop.directory / "stop"
-    before = everloop.session.status()["pod"]["uid"]
+    before = everloop.session.status()["pod"]
+    look = ("-n", everloop.session.namespace, "exec", before["name"], "-c", "trainer", "--", "python", "-c", LOOK)
+    assert tools.kube(*look).split() == ["yes", "poems"]
 
     def helm(*arguments: str) -> None:
         tools.run(tools.helm, *arguments, seconds=240)
@@ -88,7 +104,7 @@ def _train_through(everloop: Everloop, seed: int) -> None:
     finally:
         broken.loop.stop()
     status = everloop.session.status()
-    assert (status["pod"]["uid"], status["attempt"], status["recoveryCount"]) == (before, 1, 0)
+    assert (status["pod"]["uid"], status["attempt"], status["recoveryCount"]) == (before["uid"], 1, 0)
     done, fault = compare(everloop, broken, path, seed)
     assert fault == ""
     assert done > 0

@@ -39,7 +39,7 @@ class Helm:
 
     def run(self, *arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
         environment = {"HOME": str(self.home), "HELM_CACHE_HOME": str(self.home / "helm")}
-        command = [str(self.binary), *arguments, "--values", "-"]
+        command = [str(self.binary), *arguments, *(("--values", "-") if values is not None else ())]
         return subprocess.run(
             command, input=json.dumps(values or {}), env=environment, capture_output=True, text=True, check=False
         )

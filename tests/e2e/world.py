@@ -71,10 +71,10 @@ class Everloop:
 
 
 @contextmanager
-def installed(nodes: int, root: Path | None = None) -> Iterator[Everloop]:
+def installed(nodes: int, root: Path | None = None, **spec: Any) -> Iterator[Everloop]:
     """Cluster up, chart installed, TrainingSession serving; all gone afterwards.
 
-    Without `root`, the directory that is made for it, it has a temporary one.
+    Without `root`, the directory that is made for it, it has a temporary one. `spec` has further fields of the session.
     """
     if root is None:
         root = Path(tempfile.mkdtemp(prefix="everloop-e2e-"))
@@ -83,7 +83,7 @@ def installed(nodes: int, root: Path | None = None) -> Iterator[Everloop]:
     root.chmod(0o755)
     cluster = Cluster(root)
     try:
-        session = raise_session(cluster, prepared(), namespace=NAMESPACE, nodes=nodes, say=print, spec=SPEC)
+        session = raise_session(cluster, prepared(), namespace=NAMESPACE, nodes=nodes, say=print, spec={**SPEC, **spec})
         directory = root / "clients"
         directory.mkdir()
         yield Everloop(session, directory)

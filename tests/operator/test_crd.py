@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from everloop_operator.api import crd, names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from tests.operator.full import GOOD, places, schema
+from tests.operator.full_job import GOOD_JOBS
 from tests.operator.world import SESSIONS, Api, session_body
 
 FIELDS = Path(__file__).with_name("fields.txt")
@@ -70,6 +71,13 @@ def test_the_full_objects_have_every_field() -> None:
     """`full.py` sets each field of the spec, so that bad objects made from it try each."""
     known = {path for path, _ in walk(schema()) if path.startswith("spec")}
     assert known - {name for good in GOOD for name, *_ in places(schema(), good)} == set()
+
+
+def test_the_full_jobs_have_every_field() -> None:
+    """As `full.py`; what a session's spec may be is tried there."""
+    job = schema(crd.rl_job_crd())
+    own = {path for path, _ in walk(job) if path.startswith("spec") and ".template.spec." not in path}
+    assert own - {name for good in GOOD_JOBS for name, *_ in places(job, good)} == set()
 
 
 def test_generator_refuses_what_it_cannot_translate() -> None:

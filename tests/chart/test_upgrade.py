@@ -1,0 +1,75 @@
+"""The real Helm against a real API server: CRDs through upgrade, uninstallation and another installation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop_operator.api import crd, names
+from tests.chart.conftest import CHART, Helm
+from tests.operator.control_plane import ControlPlane, running
+from tests.operator.world import RELEASE, SESSIONS, Api, eventually, session_body
+
+CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.TRAINING_SESSION_PLURAL}.{names.GROUP}"
+NAMESPACE = "team"
+PATH = f"{SESSIONS}/namespaces/{NAMESPACE}/{names.TRAINING_SESSION_PLURAL}"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with running(tmp_path_factory.mktemp("plane")) as plane:
+        yield plane
+
+
+def older_chart(directory: Path) -> Path:
+    """The chart of a release that did not know `spec.pod`."""
+    chart = directory / "everloop"
+    shutil.copytree(CHART, chart)
+    document = crd.training_session_crd()
+    spec = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    del spec["properties"]["pod"]
+    spec["x-kubernetes-validations"] = [rule for rule in spec["x-kubernetes-validations"] if "pod" not in rule["rule"]]
+    name = f"{names.GROUP}_{names.TRAINING_SESSION_PLURAL}.yaml"
+    (chart / "crds-src" / name).write_text(json.dumps(document))
+    return chart
+
+
+def test_crds_live_with_the_release(helm: Helm, plane: ControlPlane, tmp_path: Path) -> None:
+    """An upgrade brings new fields to objects that exist; uninstalled, the objects stay; installed again, they are ours."""
+    kubeconfig = plane.write_kubeconfig(plane.directory / "admin.kubeconfig")
+
+    def run(*arguments: str) -> None:
+        done = helm.run(*arguments, "--namespace", RELEASE, "--kubeconfig", str(kubeconfig))
+        assert done.returncode == 0, done.stderr
+
+    def pod_of(body: dict[str, Any] | None) -> Any:
+        return (body or {})["spec"].get("pod")
+
+    with closing(Api(plane)) as api:
+        run("install", "everloop", str(older_chart(tmp_path)), "--create-namespace")
+        api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        eventually("the resource is served", lambda: api.request("GET", PATH).status_code == 200)
+        uid = api.create(PATH, session_body("old"))["metadata"]["uid"]
+        assert pod_of(api.get(f"{PATH}/old")) is None
+
+        run("upgrade", "everloop", str(CHART))
+        change = {"spec": {"pod": {"labels": {"team": "poems"}}}}
+        stored = eventually("the new field", lambda: pod_of(api.merge(f"{PATH}/old", change)))
+        assert (stored["labels"], stored["terminationGracePeriodSeconds"]) == ({"team": "poems"}, 120)
+
+        run("uninstall", "everloop")
+        assert api.get(f"/apis/apps/v1/namespaces/{RELEASE}/deployments/everloop-operator") is None
+        kept = api.get(f"{PATH}/old")
+        assert kept
+        assert (kept["metadata"]["uid"], pod_of(kept)["labels"]) == (uid, {"team": "poems"})
+
+        run("install", "everloop", str(CHART))
+        definition = api.get(CRD)
+        assert definition
+        assert definition["metadata"]["annotations"]["meta.helm.sh/release-name"] == "everloop"
