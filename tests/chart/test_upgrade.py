@@ -41,7 +41,7 @@ def older_chart(directory: Path) -> Path:
 
 
 def test_crds_live_with_the_release(helm: Helm, plane: ControlPlane, tmp_path: Path) -> None:
-    """An upgrade brings new fields to objects that exist; uninstalled, the objects stay; installed again, they are ours."""
+    """An upgrade brings new fields to objects that exist; uninstalled, they stay; installed again, all is as before."""
     kubeconfig = plane.write_kubeconfig(plane.directory / "admin.kubeconfig")
 
     def run(*arguments: str) -> None:

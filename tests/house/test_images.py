@@ -30,4 +30,6 @@ def test_dockerfile_and_local_image_start_alike(image: Image) -> None:
     local = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "HOME": "/tmp", **dict(image.variables)}
     assert {name: value for name, value in variables.items() if not name.endswith("PATH")} == local
     assert of("USER") == ["1000:1000"]
-    assert instructions.index(["USER", "1000:1000"]) > max(n for n, (kind, _) in enumerate(instructions) if kind == "RUN")
+    assert instructions.index(["USER", "1000:1000"]) > max(
+        n for n, (kind, _) in enumerate(instructions) if kind == "RUN"
+    )
