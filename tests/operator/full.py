@@ -158,6 +158,8 @@ FULL: dict[str, Any] = {
         "idle": {"afterSeconds": 60, "onCall": "Refuse"},
         "suspend": False,
         "stop": False,
+        "ttlSecondsAfterFinished": 3600,
+        "deletion": {"waitForCopies": True, "deadlineSeconds": 60},
         "deadlines": {"startupSeconds": 600, "unschedulableSeconds": 600},
         "pod": OVERLAY,
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -111,6 +112,12 @@ class OneCluster:
 
     async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:
         self.written.append(f"delete TrainingSession {name}")
+
+    async def set_finalizers(self, body: Body, finalizers: Sequence[str]) -> Body:
+        self.written.append(f"finalizers {list(finalizers)}")
+        changed = self.stamped({**body, "metadata": {**body["metadata"], "finalizers": list(finalizers)}})
+        self.objects[key_of(body)] = changed
+        return changed
 
     async def write_status(self, body: Body, status: Body) -> Body:
         if self.conflict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everloop_operator.api import names
-from tests.operator.world import World, eventually
+from tests.operator.world import World, container, eventually, stamp
 
 pytestmark = pytest.mark.slow
 
@@ -45,3 +45,41 @@ def test_suspended_resumed_and_stopped(world: World) -> None:
     assert "spec.stop cannot be taken back" in answer.text
     told = {names.EVENT_SUSPENDED, names.EVENT_RESUMED, names.EVENT_STOPPED}
     eventually("events", lambda: told <= {event["reason"] for event in world.events()})
+
+
+def test_deletion_waits_for_copies_and_hold_for_nobody(world: World) -> None:
+    """On hold nothing is made; the finalizer keeps object and pod while copies are pending, and no longer."""
+    world.claims()
+    node, path = world.node("a"), f"{world.sessions_path}/tuned"
+    world.create_session(deletion={"waitForCopies": True})
+    trainer = world.run_pod("tuned-a1-0", node, copies={"pending": 1})
+    world.wait_phase("Running")
+    assert world.session()["metadata"]["finalizers"] == [names.FINALIZER_COPIES]
+    world.api.merge(path, {"metadata": {"annotations": {names.ANNOTATION_PAUSED: "true"}}})
+    eventually("the hold", lambda: world.condition("Reconciling")["reason"] == "Paused")
+    merge(world, image="other:1")
+    world.api.merge(path, {"metadata": {"annotations": {names.ANNOTATION_PAUSED: None}}})
+    eventually("the next attempt", lambda: world.pod("tuned-a2-0"))
+    assert trainer.snapshots != []
+    trainer = world.run_pod("tuned-a2-0", node, copies={"pending": 1})
+    world.wait_phase("Running")
+    world.api.delete(path)
+    eventually("the wait", lambda: world.condition("Reconciling")["reason"] == "DeletionWaits")
+    assert not world.deleting("tuned-a2-0")
+    trainer.report = {**trainer.report, "copies": {"pending": 0}}
+    eventually("the end", lambda: world.api.get(path) is None)
+
+
+def test_a_failed_session_of_the_gateway_goes_after_its_time(world: World) -> None:
+    """With ttlSecondsAfterFinished 0 at once: the object too, because the next call makes it again."""
+    world.claims()
+    world.create_session()
+    world.run_pod("tuned-a1-0", world.node("a"), state="Starting")
+    ended = {"exitCode": 65, "reason": "Error", "message": "StorageMismatch: other/model", "finishedAt": stamp()}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    world.set_pod("tuned-a1-0", **container(waiting, lastState={"terminated": ended}, restartCount=1))
+    world.wait_phase("Failed")
+    path = f"{world.sessions_path}/tuned"
+    world.api.merge(path, {"metadata": {"labels": {names.LABEL_CREATED_BY: names.CREATED_BY_GATEWAY}}})
+    merge(world, ttlSecondsAfterFinished=0)
+    eventually("the end", lambda: world.api.get(path) is None)

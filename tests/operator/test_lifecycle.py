@@ -321,6 +321,8 @@ LIVE: list[dict[str, Any]] = [
     {"recovery": {"avoidSeconds": 60, "checkpointDeadlineSeconds": 5}},
     {"deadlines": {"startupSeconds": 60}},
     {"idle": {"afterSeconds": 60, "onCall": "Refuse"}},
+    {"ttlSecondsAfterFinished": 60},
+    {"deletion": {"deadlineSeconds": 60}},
 ]
 
 
@@ -349,5 +351,7 @@ def test_hash_of_a_pod_does_not_change_with_the_operator() -> None:
         recovery={"avoidSeconds": 1},
         deadlines={"startupSeconds": 60},
         idle={"afterSeconds": 60, "onCall": "Refuse"},
+        ttlSecondsAfterFinished=60,
+        deletion={"waitForCopies": True},
     )
     assert children.template_hash(full) == "cd1b6a59646f41f0"

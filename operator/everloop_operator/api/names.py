@@ -62,6 +62,8 @@ ANNOTATION_AVOIDED_NODES = f"{GROUP}/avoided-nodes"
 
 ANNOTATION_RESUME = f"{GROUP}/resume"
 """On a driver pod: `<iteration> <checkpoint>` that its driver goes on from; `0 ` for none."""
+ANNOTATION_PAUSED = f"{GROUP}/paused"
+"""On a TrainingSession: while it is `"true"` the operator changes nothing of it but the condition that says so."""
 ANNOTATION_WAKE = f"{GROUP}/wake"
 """On a TrainingSession: whenever its value changes while the session is Idle, the session gets a pod again.
 
@@ -70,6 +72,8 @@ The gateway writes the time of a call there; it is the only thing that the gatew
 
 # --- finalizers -----------------------------------------------------------------------------------------------------
 
+FINALIZER_COPIES = f"{GROUP}/copies"
+"""On a TrainingSession whose deletion waits for the copies of its checkpoints (`spec.deletion.waitForCopies`)."""
 KOPF_FINALIZER = f"{GROUP}/unused"
 """Given to kopf as its own name, so that it never touches a finalizer that means something. No object ever has it."""
 
@@ -196,6 +200,8 @@ REASON_SUSPENDED = "Suspended"
 REASON_IDLE = "Idle"
 REASON_STOPPED = "Stopped"
 REASON_STOPPING = "Stopping"
+REASON_PAUSED = "Paused"
+REASON_DELETION_WAITS = "DeletionWaits"
 REASON_INVALID_SPEC = "InvalidSpec"
 REASON_POD_INVALID = "PodInvalid"
 

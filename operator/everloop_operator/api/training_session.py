@@ -140,6 +140,18 @@ class IdleSpec(ApiModel):
     )
 
 
+class DeletionSpec(ApiModel):
+    """What happens before the object goes. A change takes effect at once, also while it is being deleted."""
+
+    wait_for_copies: bool = Field(
+        default=False,
+        description="True: a finalizer keeps the object, and its pod, until the checkpoints that are to be copied are.",
+    )
+    deadline_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        default=300, description="Seconds after which the object goes all the same, whatever is down."
+    )
+
+
 class TrainingSessionSpec(ApiModel):
     """What the session should be."""
 
@@ -177,6 +189,13 @@ class TrainingSessionSpec(ApiModel):
         description="True: as `suspend`, for ever. Calls fail; what is in storage stays. Cannot be taken back.",
         json_schema_extra=rules(("self || !oldSelf", "spec.stop cannot be taken back")),
     )
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] = Field(
+        default=86_400,
+        description="Seconds after which the pods of a session that Failed for good are removed; until the spec is "
+        "changed none is made again. A session made by the gateway is then deleted, and so is one that it made and "
+        "that was Stopped for so long; what is in storage stays. Takes effect at once.",
+    )
+    deletion: DeletionSpec = Field(default=DeletionSpec(), description="What happens before the object goes.")
     pod: PodOverlay = Field(default=PodOverlay(), description="What the session pod has beside what Everloop gives it.")
 
     model_config = ConfigDict(

@@ -142,8 +142,11 @@ class Recovery(ApiModel):
 class RestStatus(ApiModel):
     """Why the session has no pod, on purpose."""
 
-    state: Literal["Suspended", "Idle", "Stopped"] = Field(description="The phase once every pod is gone.")
+    state: Literal["Suspended", "Idle", "Stopped", "Failed"] = Field(description="The phase once every pod is gone.")
     since: Time = Field(description="When its pods were told to go.")
+    generation: Count | None = Field(
+        default=None, description="Failed: generation of the spec that failed; another one is tried."
+    )
     wake: Annotated[str, Field(max_length=128)] = Field(
         default="", description="Idle: value of the annotation everloop.dev/wake then; another one ends the rest."
     )

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -33,6 +34,7 @@ TRIES = 5
 LONGEST_RETRY_AFTER_SECONDS = 10.0
 PAGE = 500
 APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
 OURS = f"/apis/{names.API_VERSION}"
 PLURALS = {names.TRAINING_SESSION_KIND: names.TRAINING_SESSION_PLURAL, names.RL_JOB_KIND: names.RL_JOB_PLURAL}
 POD_SELECTOR = (
@@ -167,6 +169,13 @@ class Kube:
             await self._call("DELETE", path, body={"preconditions": {"uid": uid}})
         except (Absent, Conflict):
             pass
+
+    async def set_finalizers(self, body: Body, finalizers: Sequence[str]) -> Body:
+        """Replaces the finalizers; the resourceVersion of `body` makes sure that nobody wrote in between."""
+        version = body["metadata"]["resourceVersion"]
+        change = {"metadata": {"resourceVersion": version, "finalizers": list(finalizers)}}
+        query = {"fieldManager": names.OPERATOR_FIELD_MANAGER}
+        return await self._call("PATCH", _path_of(body), query=query, body=change, content_type=MERGE)
 
     async def write_status(self, body: Body, status: Body) -> Body:
         """Replaces the status; the resourceVersion of `body` makes sure that nobody wrote in between."""

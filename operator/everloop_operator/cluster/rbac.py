@@ -32,7 +32,7 @@ NAMESPACE_RULES: tuple[Rule, ...] = (
     Rule(names.GROUP, f"{names.RL_JOB_PLURAL}/status", ("update",), "what there is; the spec is not written"),
     Rule(names.GROUP, f"{names.RL_JOB_PLURAL}/finalizers", ("update",), "own children that block deletion"),
     Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("get", "list", "watch"), "what people want"),
-    Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("create", "patch", "delete"), "the sessions that jobs own"),
+    Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("create", "patch", "delete"), "jobs; finalizer; TTL"),
     Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/status", ("update",), "what there is; the spec is not written"),
     # blockOwnerDeletion on a child asks for this where the OwnerReferencesPermissionEnforcement plugin is on.
     Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/finalizers", ("update",), "own children that block deletion"),

@@ -14,7 +14,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from . import copies, evictions, fetching, overlay, volumes
 from .observed import Session
 
-LIVE = ("deadlines", "idle", "recovery", "stop", "suspend")
+LIVE = ("deadlines", "deletion", "idle", "recovery", "stop", "suspend", "ttl_seconds_after_finished")
 """Fields of the spec that take effect at once, without a new attempt."""
 
 Body = dict[str, Any]

@@ -16,10 +16,10 @@ MAX_MESSAGE = 1024
 
 def phase(health: Health, *, scheduled: bool) -> str:
     """The table of phases: each is one combination of Ready, Reconciling, Stalled and Serving."""
-    if health.resting:
-        return health.resting.phase if health.resting.settled else names.PHASE_STOPPING
     if health.stalled:
         return names.PHASE_FAILED
+    if health.resting:
+        return health.resting.phase if health.resting.settled else names.PHASE_STOPPING
     if health.serving:
         return names.PHASE_RUNNING
     if health.moving:
@@ -31,7 +31,7 @@ def phase(health: Health, *, scheduled: bool) -> str:
 
 def aspects(health: Health, serving_message: str) -> dict[str, Aspect]:
     """The judgement as conditions, without their times."""
-    if health.resting and health.resting.settled:
+    if health.resting and health.resting.settled and not health.stalled:
         ready = Aspect(True, health.resting.phase, health.resting.why)
         reconciling = Aspect(False, names.REASON_AS_EXPECTED)
         stalled = Aspect(False, names.REASON_AS_EXPECTED)

@@ -57,6 +57,9 @@ def tell(
     if before.rest and desired.rest is None:
         message = f"attempt {attempt} goes on after {before.rest.state}"
         events.append(Event("Normal", names.EVENT_RESUMED, message, f"{attempt}"))
+    if desired.rest and desired.rest.state == "Failed" and before.rest is None:
+        message = "Failed for as long as spec.ttlSecondsAfterFinished allows: no pod until the spec is changed"
+        events.append(Event("Normal", names.EVENT_STOPPING, message, desired.rest.since))
     if desired.rest and desired.phase in lifecycle.EVENTS and desired.phase != before.phase:
         ready = _condition(desired, names.CONDITION_READY)
         key = f"{attempt}-{desired.rest.since}"

@@ -110,9 +110,11 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
 def at_rest(observed: Observed, spec: TrainingSessionSpec, resting: Resting) -> Health:
     """Judges a session that is to have no pod."""
     absent = Aspect(False, resting.phase, resting.why)
+    was = next((c for c in observed.session.status.conditions if c.type == names.CONDITION_STALLED), None)
+    failed = was if resting.phase == names.PHASE_FAILED else None
     return Health(
         serving=False,
-        stalled=None,
+        stalled=Aspect(True, failed.reason, failed.message) if failed else None,
         waiting=Aspect(False, names.REASON_STOPPING, f"the pod is being removed: {resting.why}"),
         pods=absent,
         volumes=claims.judge(observed, spec, None, ""),

@@ -8,13 +8,30 @@ from typing import Literal
 
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
-from everloop_operator.api.training_session_status import LeavingStatus, RestStatus, TrainingSessionStatus
+from everloop_operator.api.training_session_status import (
+    Condition,
+    LeavingStatus,
+    RestStatus,
+    TrainingSessionStatus,
+)
 
 from .health import serves
 from .observed import Observed, Pod
 from .projections import format_time
 
-RestState = Literal["Suspended", "Idle", "Stopped"]
+RestState = Literal["Suspended", "Idle", "Stopped", "Failed"]
+
+
+FINAL = frozenset(
+    {
+        names.REASON_BUDGET_EXHAUSTED,
+        names.REASON_CRASH_LOOP,
+        names.REASON_POD_INVALID,
+        names.REASON_STORAGE_MISMATCH,
+        names.REASON_VOLUME_UNFIT,
+    }
+)
+"""Reasons of the condition Stalled after which somebody has to do something; deadlines may be kept after all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +54,49 @@ def rest(observed: Observed, spec: TrainingSessionSpec) -> Rest | None:
     if spec.suspend:
         why = "spec.suspend is true: calls wait until it is false again"
         return Rest("Suspended", why, f"suspend-{generation}")
-    return _idle(observed, spec)
+    return _given_up(observed, spec) or _idle(observed, spec)
+
+
+def _given_up(observed: Observed, spec: TrainingSessionSpec) -> Rest | None:
+    before, stalled = observed.session.status.rest, _stalled(observed.session.status)
+    if before and before.state == "Failed":
+        return Rest("Failed", stalled.message if stalled else "", "") if _same_spec(observed, before) else None
+    due = expiry(observed, spec)
+    if stalled is None or due is None or observed.now < due:
+        return None
+    return Rest("Failed", stalled.message, "")
+
+
+def _same_spec(observed: Observed, record: RestStatus) -> bool:
+    return record.generation == observed.session.generation
+
+
+def _stalled(status: TrainingSessionStatus) -> Condition | None:
+    """The condition Stalled, where nothing will change by itself."""
+    found = next((c for c in status.conditions if c.type == names.CONDITION_STALLED), None)
+    return found if found and found.status == "True" and found.reason in FINAL else None
+
+
+def expiry(observed: Observed, spec: TrainingSessionSpec) -> datetime | None:
+    """When what is left of a session that is Stopped, or Failed for good, is removed; None if nothing is."""
+    status = observed.session.status
+    stalled, since = _stalled(status), None
+    if stalled and stalled.observed_generation == observed.session.generation:
+        since = stalled.last_transition_time
+    elif status.rest and status.rest.state == "Stopped" and observed.session.made_by_gateway:
+        since = status.rest.since
+    if since is None:
+        return None
+    return datetime.fromisoformat(since) + timedelta(seconds=spec.ttl_seconds_after_finished)
+
+
+def expired(observed: Observed, spec: TrainingSessionSpec) -> bool:
+    """Whether the object itself is to go: only the gateway's, which come back when somebody asks for them."""
+    session, phase = observed.session, observed.session.status.phase
+    if not session.made_by_gateway or phase not in (names.PHASE_STOPPED, names.PHASE_FAILED) or session.deleting:
+        return False
+    due = expiry(observed, spec)
+    return due is not None and observed.now >= due
 
 
 def _idle(observed: Observed, spec: TrainingSessionSpec) -> Rest | None:
@@ -91,10 +150,11 @@ def record(observed: Observed, wanted: Rest | None, *, resumed: bool) -> RestSta
     before = observed.session.status.rest
     if wanted is None:
         return None if resumed else before
-    if before and before.state == wanted.state:
+    if before and before.state == wanted.state and (wanted.state != "Failed" or _same_spec(observed, before)):
         return before
     wake = observed.session.wake if wanted.state == "Idle" else ""
-    return RestStatus(state=wanted.state, since=format_time(observed.now), wake=wake)
+    generation = observed.session.generation if wanted.state == "Failed" else None
+    return RestStatus(state=wanted.state, since=format_time(observed.now), wake=wake, generation=generation)
 
 
 def resumes(status: TrainingSessionStatus) -> bool:

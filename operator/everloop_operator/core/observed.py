@@ -36,6 +36,12 @@ class Session:
     spec: TrainingSessionSpec | None
     status: TrainingSessionStatus
     problem: str = ""
+    paused: bool = False
+    """Whether nothing of it is to be changed."""
+    finalizers: tuple[str, ...] = ()
+    deletion_time: datetime | None = None
+    """When its deletion was asked for."""
+    made_by_gateway: bool = False
     wake: str = ""
     """Value of the annotation whose change ends an idle rest."""
 

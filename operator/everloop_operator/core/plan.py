@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
-from everloop_operator.api.training_session_status import BudgetStatus, LeavingStatus, TrainingSessionStatus
+from everloop_operator.api.training_session_status import TrainingSessionStatus
 
-from . import children, claims, events, health, lifecycle, losses, node_health, recoveries, status, volumes
+from . import children, claims, ending, events, health, lifecycle, losses, node_health, recoveries, status, volumes
+from .decision import REFUSAL_PATIENCE_SECONDS, Decision, decide
+from .decision import Settings as Settings
 from .evictions import evicted_after
-from .lifecycle import Rest
-from .losses import Loss
-from .observed import Observed, Pod, Session, within
+from .observed import Observed, Pod, Session
 
-REFUSAL_PATIENCE_SECONDS = 30.0
-"""How long after a refused pod the next try is made (a quota may have been raised)."""
 CLAIM_RECHECK_SECONDS = 10.0
 """Claims are not watched: how soon a claim that is not in order is looked at again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What an installation decides for all sessions."""
-
-    image: str
-    endpoint: str
-    node_lost_seconds: float
-    fleet_cap: float = 0.2
-    """Share of the nodes with session pods that may be left at a time for their health, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +44,9 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a pass does, in this order: token secret, claim, pod, disruption budget, deletions, status, events."""
+    """All that a pass does, in this order: finalizers and nothing else, or token secret, claim, pod, disruption budget,
+    deletions, status, events, the end of the object itself.
+    """
 
     token_attempt: int | None = None
     """The attempt whose token secret must exist."""
@@ -74,41 +62,24 @@ class Plan:
     """The status to be; None leaves it as it is."""
     events: tuple[events.Event, ...] = ()
     """To be posted once the status that they tell of is written."""
+    finalizers: tuple[str, ...] | None = None
+    """The finalizers that the object is to have; None leaves them as they are."""
+    delete_session: bool = False
+    """Remove the object itself."""
     poll: Poll | None = None
     requeue_after: float | None = None
     """Seconds after which time alone may change the decision."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Which attempt is to be, and how that came about."""
-
-    attempt: int
-    """The current attempt after this pass; 0 while none could be made."""
-    pod: Pod | None
-    """Its pod, if it exists already."""
-    create: bool
-    loss: Loss | None
-    """Why the attempt before is over, or why this one is, if it can't be replaced."""
-    exhausted: bool
-    budget: BudgetStatus
-    lost: bool = False
-    """Whether this attempt is over, but can't be replaced now."""
-    retry_at: datetime | None = None
-    """When it may be replaced, if only time is in the way."""
-    leaving: LeavingStatus | None = None
-    """Snapshots that are written before the pod may be removed in good order."""
-    rest: Rest | None = None
-    """Why there is to be no pod, once none has to stay any longer."""
-
-
 def plan(observed: Observed, settings: Settings) -> Plan:
     """The whole decision."""
     session = observed.session
-    if session.deleting:
-        return Plan()  # the children go by their owner references
+    if session.deleting and not ending.waits(observed):
+        return Plan(finalizers=ending.finalizers(observed))  # the children go by their owner references
     if session.spec is None:
         return Plan(status=status.invalid(observed))
+    if session.paused and not session.deleting:
+        return Plan(status=ending.paused(observed), poll=_watch(observed))
     spec = session.spec
     decision = decide(observed, spec, settings)
     avoid = losses.avoided_nodes(observed, decision.loss, spec.recovery.avoid_seconds) if decision.create else []
@@ -138,6 +109,8 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     desired = status.build(observed, spec, decision.attempt, decision.pod, decision.budget, state, settings.endpoint)
     kept = lifecycle.record(observed, decision.rest, resumed=decision.attempt > session.status.attempt)
     desired = desired.model_copy(update={"leaving": decision.leaving, "rest": kept})
+    if session.deleting:
+        desired = ending.waiting(observed, desired)
     desired, merged = status.with_recoveries(
         observed, desired, decision.pod, decision.loss if decision.attempt > session.status.attempt else None, state
     )
@@ -151,80 +124,11 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         stale_tokens=_stale_tokens(observed, decision.attempt + 1 if decision.rest else decision.attempt),
         status=desired,
         events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
+        finalizers=ending.finalizers(observed),
+        delete_session=lifecycle.expired(observed, spec),
         poll=_poll(decision, state, snapshot=decision.leaving.request if decision.leaving else request),
         requeue_after=_requeue_after(observed, spec, decision, state, verdict, settings),
     )
-
-
-def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) -> Decision:
-    """Whether the current attempt goes on, is replaced, or stays lost for lack of a budget."""
-    recorded = observed.session.status
-    current = max([recorded.attempt, *(pod.attempt for pod in observed.pods)])
-    pod = next((pod for pod in observed.pods if pod.attempt == current), None)
-    used = recorded.budgets.infrastructure if recorded.budgets else None
-    budget = recoveries.budget(spec.recovery.infrastructure, used, observed.now)
-    limits = losses.Limits(
-        children.template_hash(spec),
-        settings.node_lost_seconds,
-        spec.recovery.checkpoint_deadline_seconds,
-        settings.fleet_cap,
-    )
-
-    rest = lifecycle.rest(observed, spec)
-    if rest:
-        kept = lifecycle.leaving(observed, rest.request) if pod else None
-        if pod and kept and not lifecycle.may_leave(observed, pod, kept, spec.recovery.checkpoint_deadline_seconds):
-            return Decision(current, pod, create=False, loss=None, exhausted=False, budget=budget, leaving=kept)
-        return Decision(current, None, create=False, loss=None, exhausted=False, budget=budget, rest=rest)
-    if current == 0 or (lifecycle.resumes(recorded) and current == recorded.attempt):
-        return _next(observed, spec, current, None, None, budget)
-    loss = losses.find(observed, current, pod, limits)
-    if loss and pod and loss.reason == names.RECOVERY_SPEC_CHANGED:
-        kept = lifecycle.leaving(observed, f"spec-{limits.template_hash}")
-        if not lifecycle.may_leave(observed, pod, kept, limits.checkpoint_seconds):
-            return Decision(current, pod, create=False, loss=None, exhausted=False, budget=budget, leaving=kept)
-    if loss is None:
-        cause = None
-        if 0 < recorded.attempt < current and not lifecycle.resumes(recorded):
-            # A pod that is ahead of the status was made by a pass that did not come to write it: tell its story now.
-            # That pass has waited for the node already, and a restarted operator no longer knows since when.
-            before = next((item for item in observed.pods if item.attempt == recorded.attempt), None)
-            at_once = replace(limits, node_lost_seconds=0.0, checkpoint_seconds=0.0)
-            cause = losses.find(observed, recorded.attempt, before, at_once)
-            cause = cause or losses.replaced(recorded.attempt, before)
-        if cause and cause.counted:
-            budget = recoveries.with_failure(budget, observed.now)
-        return Decision(current, pod, create=False, loss=cause, exhausted=False, budget=budget)
-    if loss.counted and budget.used >= budget.limit:
-        return Decision(current, pod, create=False, loss=loss, exhausted=True, budget=budget, lost=True)
-    return _next(observed, spec, current, pod, loss, budget)
-
-
-def _next(
-    observed: Observed,
-    spec: TrainingSessionSpec,
-    current: int,
-    pod: Pod | None,
-    loss: Loss | None,
-    budget: BudgetStatus,
-) -> Decision:
-    refusal = observed.refusal
-    if claims.unfit(observed, spec) or (
-        refusal
-        and refusal.generation == observed.session.generation
-        and within(observed.now - refusal.time, REFUSAL_PATIENCE_SECONDS)
-    ):
-        return Decision(current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=loss is not None)
-    if loss and loss.reason == names.RECOVERY_POD_FAILED:
-        due = recoveries.patient_until(budget, observed.now)
-        if due and observed.now < due:
-            return Decision(
-                current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=True, retry_at=due
-            )
-    if loss and loss.counted:
-        budget = recoveries.with_failure(budget, observed.now)
-    attempt = 1 + max(current, losses.reported_epoch(observed, pod), *observed.taken_attempts)
-    return Decision(attempt, None, create=True, loss=loss, exhausted=False, budget=budget)
 
 
 def _disruption_budget(session: Session, spec: TrainingSessionSpec, decision: Decision) -> Mapping[str, Any] | None:
@@ -272,6 +176,14 @@ def _stale_tokens(observed: Observed, attempt: int) -> tuple[int, ...]:
     return tuple(number for number in range(max(1, attempt - 5), attempt) if number not in live)
 
 
+def _watch(observed: Observed) -> Poll | None:
+    """Goes on asking a pod of which nothing is to be changed."""
+    pod = max(observed.pods, key=lambda pod: pod.attempt, default=None)
+    if pod is None or not pod.ip or pod.terminal:
+        return None
+    return Poll(pod.ip, pod.uid, pod.attempt, 3.0)
+
+
 def _poll(decision: Decision, state: health.Health, *, snapshot: str) -> Poll | None:
     pod = decision.pod
     if pod is None or not pod.ip or pod.terminal:
@@ -302,6 +214,7 @@ def _requeue_after(
         due = force_due(observed, spec, old) if old.attempt < decision.attempt or decision.rest else None
         if due:
             times.append(due)
+    times += filter(None, (lifecycle.expiry(observed, spec), ending.deadline(observed)))
     idle = lifecycle.idle_due(observed, spec)
     if idle and pod:
         times.append(idle)

@@ -57,6 +57,10 @@ def session_of(body: Body) -> Session:
         spec=spec,
         status=status,
         problem=problem,
+        paused=metadata.get("annotations", {}).get(names.ANNOTATION_PAUSED) == "true",
+        finalizers=tuple(metadata.get("finalizers", ())),
+        deletion_time=parse_time(metadata.get("deletionTimestamp")),
+        made_by_gateway=metadata.get("labels", {}).get(names.LABEL_CREATED_BY) == names.CREATED_BY_GATEWAY,
         wake=metadata.get("annotations", {}).get(names.ANNOTATION_WAKE, "")[:128],
     )
 

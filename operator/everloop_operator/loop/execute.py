@@ -52,6 +52,12 @@ class Executor:
         Raises:
             ClusterError: a request failed; nothing after it was done.
         """
+        if plan.finalizers is not None:
+            changed = await self._cluster.set_finalizers(body, plan.finalizers)
+            if observed.session.deleting:
+                return None  # with its last finalizer it is gone
+            self._cache.put(changed)
+            return 0.0  # what follows needs the version that there is now
         try:
             await self._children(key, observed, plan)
         except Refused as error:
@@ -62,6 +68,8 @@ class Executor:
             await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)
         await self._remove_tokens(key, observed, plan)
         delay = await self._status(key, body, observed, plan)
+        if plan.delete_session:
+            await self._cluster.delete_session(key.namespace, key.name, uid=observed.session.uid)
         try:
             for event in plan.events:
                 await self._cluster.post_event(body, event, self._now())

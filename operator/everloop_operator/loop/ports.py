@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
@@ -123,6 +123,10 @@ class Cluster(Protocol):
 
     async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:
         """Deletes the TrainingSession of this UID; that it is gone or another one already is no error."""
+        ...
+
+    async def set_finalizers(self, body: Body, finalizers: Sequence[str]) -> Body:
+        """Replaces the finalizers of an object as read; returns it as it is now. Raises Conflict, Absent."""
         ...
 
     async def write_status(self, body: Body, status: Body) -> Body:

@@ -1,0 +1,123 @@
+"""Which attempt of a TrainingSession is to be: the current one, the next one, or none. No I/O, no clock, no memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from everloop_operator.api import names
+from everloop_operator.api.training_session import TrainingSessionSpec
+from everloop_operator.api.training_session_status import BudgetStatus, LeavingStatus
+
+from . import children, claims, lifecycle, losses, recoveries
+from .lifecycle import Rest
+from .losses import Loss
+from .observed import Observed, Pod, within
+
+REFUSAL_PATIENCE_SECONDS = 30.0
+"""How long after a refused pod the next try is made (a quota may have been raised)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an installation decides for all sessions."""
+
+    image: str
+    endpoint: str
+    node_lost_seconds: float
+    fleet_cap: float = 0.2
+    """Share of the nodes with session pods that may be left at a time for their health, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which attempt is to be, and how that came about."""
+
+    attempt: int
+    """The current attempt after this pass; 0 while none could be made."""
+    pod: Pod | None
+    """Its pod, if it exists already."""
+    create: bool
+    loss: Loss | None
+    """Why the attempt before is over, or why this one is, if it can't be replaced."""
+    exhausted: bool
+    budget: BudgetStatus
+    lost: bool = False
+    """Whether this attempt is over, but can't be replaced now."""
+    retry_at: datetime | None = None
+    """When it may be replaced, if only time is in the way."""
+    leaving: LeavingStatus | None = None
+    """Snapshots that are written before the pod may be removed in good order."""
+    rest: Rest | None = None
+    """Why there is to be no pod, once none has to stay any longer."""
+
+
+def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) -> Decision:
+    """Whether the current attempt goes on, is replaced, or stays lost for lack of a budget."""
+    recorded = observed.session.status
+    current = max([recorded.attempt, *(pod.attempt for pod in observed.pods)])
+    pod = next((pod for pod in observed.pods if pod.attempt == current), None)
+    used = recorded.budgets.infrastructure if recorded.budgets else None
+    budget = recoveries.budget(spec.recovery.infrastructure, used, observed.now)
+    limits = losses.Limits(
+        children.template_hash(spec),
+        settings.node_lost_seconds,
+        spec.recovery.checkpoint_deadline_seconds,
+        settings.fleet_cap,
+    )
+
+    rest = lifecycle.rest(observed, spec)
+    if rest:
+        kept = lifecycle.leaving(observed, rest.request) if pod else None
+        if pod and kept and not lifecycle.may_leave(observed, pod, kept, spec.recovery.checkpoint_deadline_seconds):
+            return Decision(current, pod, create=False, loss=None, exhausted=False, budget=budget, leaving=kept)
+        return Decision(current, None, create=False, loss=None, exhausted=False, budget=budget, rest=rest)
+    if current == 0 or (lifecycle.resumes(recorded) and current == recorded.attempt):
+        return _next(observed, spec, current, None, None, budget)
+    loss = losses.find(observed, current, pod, limits)
+    if loss and pod and loss.reason == names.RECOVERY_SPEC_CHANGED:
+        kept = lifecycle.leaving(observed, f"spec-{limits.template_hash}")
+        if not lifecycle.may_leave(observed, pod, kept, limits.checkpoint_seconds):
+            return Decision(current, pod, create=False, loss=None, exhausted=False, budget=budget, leaving=kept)
+    if loss is None:
+        cause = None
+        if 0 < recorded.attempt < current and not lifecycle.resumes(recorded):
+            # A pod that is ahead of the status was made by a pass that did not come to write it: tell its story now.
+            # That pass has waited for the node already, and a restarted operator no longer knows since when.
+            before = next((item for item in observed.pods if item.attempt == recorded.attempt), None)
+            at_once = replace(limits, node_lost_seconds=0.0, checkpoint_seconds=0.0)
+            cause = losses.find(observed, recorded.attempt, before, at_once)
+            cause = cause or losses.replaced(recorded.attempt, before)
+        if cause and cause.counted:
+            budget = recoveries.with_failure(budget, observed.now)
+        return Decision(current, pod, create=False, loss=cause, exhausted=False, budget=budget)
+    if loss.counted and budget.used >= budget.limit:
+        return Decision(current, pod, create=False, loss=loss, exhausted=True, budget=budget, lost=True)
+    return _next(observed, spec, current, pod, loss, budget)
+
+
+def _next(
+    observed: Observed,
+    spec: TrainingSessionSpec,
+    current: int,
+    pod: Pod | None,
+    loss: Loss | None,
+    budget: BudgetStatus,
+) -> Decision:
+    refusal = observed.refusal
+    if claims.unfit(observed, spec) or (
+        refusal
+        and refusal.generation == observed.session.generation
+        and within(observed.now - refusal.time, REFUSAL_PATIENCE_SECONDS)
+    ):
+        return Decision(current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=loss is not None)
+    if loss and loss.reason == names.RECOVERY_POD_FAILED:
+        due = recoveries.patient_until(budget, observed.now)
+        if due and observed.now < due:
+            return Decision(
+                current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=True, retry_at=due
+            )
+    if loss and loss.counted:
+        budget = recoveries.with_failure(budget, observed.now)
+    attempt = 1 + max(current, losses.reported_epoch(observed, pod), *observed.taken_attempts)
+    return Decision(attempt, None, create=True, loss=loss, exhausted=False, budget=budget)

@@ -1,0 +1,83 @@
+"""Deletion and pause of a TrainingSession: when its finalizer goes, and what is said while nothing is done."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from everloop_operator.api import names
+from everloop_operator.api.training_session_status import TrainingSessionStatus
+
+from . import conditions
+from .aspect import Aspect
+from .observed import Observed
+from .projections import format_time
+
+
+def deadline(observed: Observed) -> datetime | None:
+    """Until when the deletion may wait for copies; None where it waits for none."""
+    session = observed.session
+    if session.spec is None or session.deletion_time is None or not session.spec.deletion.wait_for_copies:
+        return None
+    return session.deletion_time + timedelta(seconds=session.spec.deletion.deadline_seconds)
+
+
+def waits(observed: Observed) -> bool:
+    """Whether the session is kept for its copies although its deletion was asked for.
+
+    A trainer that does not answer may have some; a session without a pod makes none.
+    """
+    until = deadline(observed)
+    if until is None or observed.now >= until or names.FINALIZER_COPIES not in observed.session.finalizers:
+        return False
+    trainer = observed.trainer
+    if trainer.report is None or trainer.unreachable_since is not None:
+        return bool(observed.pods)
+    return trainer.report.copies is not None and trainer.report.copies.pending > 0
+
+
+def finalizers(observed: Observed) -> tuple[str, ...] | None:
+    """The finalizers that the object is to have; None where it has them."""
+    session = observed.session
+    others = tuple(name for name in session.finalizers if name != names.FINALIZER_COPIES)
+    if session.deleting:
+        wanted = waits(observed)
+    else:
+        wanted = session.spec is not None and session.spec.deletion.wait_for_copies
+    if wanted is (names.FINALIZER_COPIES in session.finalizers):
+        return None
+    return (*others, names.FINALIZER_COPIES) if wanted else others
+
+
+PAUSED = Aspect(
+    False,
+    names.REASON_PAUSED,
+    f'the annotation {names.ANNOTATION_PAUSED} is "true": nothing is changed, and nothing that is lost is replaced',
+)
+
+
+def paused(observed: Observed) -> TrainingSessionStatus:
+    """The status of a session of which nothing is to be changed: what was true stays written, but for one condition."""
+    before = observed.session.status
+    unknown = Aspect(None, names.REASON_PAUSED, PAUSED.message)
+    known = {condition.type for condition in before.conditions}
+    missing = {kind: unknown for kind in names.CONDITION_TYPES if kind not in known}
+    return _with(observed, before, missing | {names.CONDITION_RECONCILING: PAUSED})
+
+
+def waiting(observed: Observed, desired: TrainingSessionStatus) -> TrainingSessionStatus:
+    """The status of a session whose deletion waits."""
+    until, report = deadline(observed), observed.trainer.report
+    copies = report.copies if report else None
+    what = f"{copies.pending} copies" if copies else "copies that its trainer has not told of"
+    message = f"the deletion waits for {what}, until {format_time(until) if until else 'now'} at most"
+    return _with(observed, desired, {names.CONDITION_RECONCILING: Aspect(True, names.REASON_DELETION_WAITS, message)})
+
+
+def _with(observed: Observed, base: TrainingSessionStatus, aspects: dict[str, Aspect]) -> TrainingSessionStatus:
+    """The status with some of its conditions replaced."""
+    listed = conditions.update(
+        observed.session.status.conditions, aspects, generation=observed.session.generation, now=observed.now
+    )
+    changed = {condition.type: condition for condition in listed}
+    kept = [changed.pop(condition.type, condition) for condition in base.conditions]
+    return base.model_copy(update={"conditions": [*kept, *changed.values()]})

@@ -1,0 +1,207 @@
+"""The end of a session: what is removed when it has been over for long, deletion that waits, and sessions on hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from everloop_operator.api import names
+from everloop_operator.core.observed import Container, Observed, Trainer
+from tests.operator.builders import (
+    NOW,
+    after,
+    ago,
+    condition,
+    decided,
+    lost,
+    observed,
+    pod,
+    report,
+    serving,
+    session,
+    status_of,
+)
+
+DAY = 86_400
+FINALIZER = names.FINALIZER_COPIES
+
+
+# --- after the end --------------------------------------------------------------------------------------------------
+
+
+def stopped(**changes: Any) -> Observed:
+    """Stopped just now."""
+    first = observed(session=replace(session(stop=True), **changes))
+    return after(first, decided(first))
+
+
+@pytest.mark.parametrize("by_gateway", [True, False])
+def test_a_stopped_session_goes_only_if_the_gateway_made_it(by_gateway: bool) -> None:
+    """After ttlSecondsAfterFinished, and not a moment before; what a person made stays, with its result."""
+    over = stopped(made_by_gateway=by_gateway)
+    early = decided(replace(over, now=NOW + timedelta(seconds=DAY - 10)))
+    assert (early.delete_session, early.requeue_after) == (False, pytest.approx(10) if by_gateway else None)
+    late = decided(replace(over, now=NOW + timedelta(seconds=DAY)))
+    assert (late.delete_session, status_of(late).phase) == (by_gateway, "Stopped")
+
+
+def failed(**changes: Any) -> Observed:
+    """Failed just now, its pod crashing on."""
+    broken = Container(exit_code=65, exit_message="StorageMismatch: other/model", finished=NOW)
+    pods = (pod(ready=False, container=broken),)
+    first = observed(session=replace(session(), **changes), pods=pods)
+    recorded = after(first, decided(first))
+    assert recorded.session.status.phase == "Failed"
+    return recorded
+
+
+def later(observation: Observed, seconds: float) -> Observed:
+    """So much later, and the pod has just crashed again."""
+    now = observation.now + timedelta(seconds=seconds)
+    pods = tuple(replace(p, container=replace(p.container, finished=now)) for p in observation.pods)
+    return replace(observation, now=now, pods=pods)
+
+
+def test_the_pods_of_a_failed_session_go_in_the_end() -> None:
+    """It stays Failed, with its reason; a change of the spec tries again."""
+    broken = failed()
+    early = decided(later(broken, DAY - 10))
+    assert early.delete_pods == ()
+    assert early.requeue_after == pytest.approx(10)
+    due = later(broken, DAY)
+    late = decided(due)
+    assert ([item.name for item in late.delete_pods], late.delete_session) == (["tuned-a1-0"], False)
+    gone = replace(after(due, late), pods=())
+    rested = decided(gone)
+    assert (rested.create_pod, status_of(rested).phase) == (None, "Failed")
+    assert condition(rested, "Stalled")[1] == "StorageMismatch"
+    assert "other/model" in condition(rested, "Stalled")[2]
+    assert decided(replace(after(gone, rested), now=NOW + timedelta(days=9))).create_pod is None
+    mended = replace(after(gone, rested), session=replace(after(gone, rested).session, generation=2))
+    tried = decided(mended)
+    assert tried.create_pod is not None
+    assert (status_of(tried).attempt, status_of(tried).rest, status_of(tried).phase) == (2, None, "Pending")
+
+
+def test_a_failed_session_of_the_gateway_is_deleted() -> None:
+    """The next call that needs one makes it anew, on the same storage."""
+    broken = failed(made_by_gateway=True)
+    assert not decided(later(broken, DAY - 1)).delete_session
+    assert decided(later(broken, DAY)).delete_session
+
+
+def test_what_may_heal_by_itself_is_kept() -> None:
+    """A pod that finds no node may find one after all."""
+    waiting = replace(pod(), node="", phase="Pending", scheduled=None, unschedulable_since=ago(9 * DAY))
+    first = observed(session=session(), pods=(waiting,))
+    recorded = after(first, decided(first))
+    assert recorded.session.status.phase == "Failed"
+    result = decided(replace(recorded, now=NOW + timedelta(days=9)))
+    assert (result.delete_pods, status_of(result).rest) == ((), None)
+
+
+# --- deletion -------------------------------------------------------------------------------------------------------
+
+
+def copying(pending: int) -> Trainer:
+    return Trainer(report=report(copies={"pending": pending}))
+
+
+def deleted(seconds: float, **changes: Any) -> Observed:
+    """A serving session that waits for copies, whose deletion was asked for so long ago."""
+    base = serving()
+    held = session(base.session.status, deletion={"waitForCopies": True, "deadlineSeconds": 300})
+    going = replace(held, deleting=True, deletion_time=ago(seconds), finalizers=("other/one", FINALIZER))
+    return replace(base, **{"session": going, "trainer": copying(2), **changes})
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_finalizer_is_there_only_where_it_was_asked_for(wanted: bool) -> None:
+    """By default there is none; asked for, it is set before anything else is made; taken back, it goes."""
+    change: dict[str, Any] = {"deletion": {"waitForCopies": wanted}}
+    had = () if wanted else ("other/one", FINALIZER)
+    result = decided(observed(session=replace(session(**change), finalizers=had)))
+    assert result.finalizers == ((FINALIZER,) if wanted else ("other/one",))
+    settled = decided(observed(session=replace(session(**change), finalizers=result.finalizers)))
+    assert settled.finalizers is None
+
+
+GONE = ("other/one",)
+WAITING: list[tuple[str, dict[str, Any], tuple[str, ...] | None]] = [
+    ("copies are pending", {}, None),
+    ("all are there", {"trainer": copying(0)}, GONE),
+    ("an older trainer makes none", {"trainer": Trainer(report=report())}, GONE),
+    ("trainer is silent", {"trainer": replace(copying(0), unreachable_since=ago(60))}, None),
+    ("nothing is known yet", {"trainer": Trainer()}, None),
+    ("no pod, nothing to wait for", {"trainer": Trainer(), "pods": ()}, GONE),
+]
+
+
+@pytest.mark.parametrize(("change", "left"), [row[1:] for row in WAITING], ids=[row[0] for row in WAITING])
+def test_what_a_deletion_waits_for(change: dict[str, Any], left: tuple[str, ...] | None) -> None:
+    """Copies that are known to be missing, or may be; meanwhile the pod is kept, and the condition says why."""
+    result = decided(deleted(10, **change))
+    assert result.finalizers == left
+    assert result.delete_pods == ()
+    if left is None:
+        assert result.requeue_after == pytest.approx(290)
+        assert condition(result, "Reconciling")[:2] == ("True", "DeletionWaits")
+        until = datetime.fromisoformat(condition(result, "Reconciling")[2].split("until ")[1].split()[0])
+        assert until == NOW + timedelta(seconds=290)
+
+
+@pytest.mark.parametrize("trainer", [copying(2), Trainer(), replace(copying(1), unreachable_since=ago(999))])
+def test_the_deadline_holds_whatever_is_down(trainer: Trainer) -> None:
+    """Storage, trainer or node: the object goes."""
+    assert decided(deleted(300, trainer=trainer)).finalizers == GONE
+    assert decided(deleted(300, trainer=trainer, nodes={})).finalizers == GONE
+
+
+def test_a_deletion_that_waits_survives_a_lost_node() -> None:
+    """The copies are made by the next pod."""
+    assert decided(deleted(10, nodes={"node-a": lost()})).create_pod is not None
+
+
+def test_unreadable_spec_does_not_hold_a_deletion_up() -> None:
+    """Delete always wins."""
+    going = deleted(10)
+    assert decided(replace(going, session=replace(going.session, spec=None, problem="x"))).finalizers == GONE
+
+
+# --- on hold --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{}, {"nodes": {"node-a": lost()}}, {"pods": ()}, {"trainer": Trainer()}])
+def test_nothing_is_done_for_a_session_on_hold(change: dict[str, Any]) -> None:
+    """Whatever happens to it: one condition says so, all else stays as it was written."""
+    before = serving()
+    held = replace(before, session=replace(before.session, paused=True, generation=7), **change)
+    result = decided(held)
+    assert (result.create_pod, result.delete_pods, result.token_attempt, result.finalizers) == (None, (), None, None)
+    assert (result.events, result.stale_tokens, result.requeue_after) == ((), (), None)
+    assert condition(result, "Reconciling")[:2] == ("False", "Paused")
+    old = {c.type: c for c in before.session.status.conditions}
+    new = {c.type: c for c in status_of(result).conditions}
+    assert [kind for kind in new if new[kind] != old[kind]] == ["Reconciling"]
+    rest = status_of(result).model_copy(update={"conditions": before.session.status.conditions})
+    assert rest == before.session.status
+    assert status_of(decided(after(held, result))) == status_of(result)
+    back = decided(replace(after(held, result), session=replace(before.session, generation=7)))
+    assert condition(back, "Reconciling")[1] != "Paused"
+
+
+def test_a_new_session_on_hold_has_all_conditions() -> None:
+    """Nothing is known of it, and that is said."""
+    result = decided(observed(session=replace(session(), paused=True)))
+    assert result.create_pod is None
+    assert {c.type for c in status_of(result).conditions} == set(names.CONDITION_TYPES)
+    assert condition(result, "Ready")[:2] == ("Unknown", "Paused")
+
+
+def test_deletion_does_not_stop_at_a_hold() -> None:
+    """The finalizer goes when it is time."""
+    going = deleted(300)
+    assert decided(replace(going, session=replace(going.session, paused=True))).finalizers == GONE
