@@ -151,6 +151,7 @@ FULL: dict[str, Any] = {
         "checkpoints": {"everySeconds": 60, "keepLast": 3},
         "recovery": {
             "infrastructure": {"maxAttempts": 5, "windowSeconds": 600},
+            "application": {"maxAttempts": 2, "windowSeconds": 600},
             "checkpointDeadlineSeconds": 20,
             "forceDeleteAfterSeconds": 60,
             "avoidSeconds": 600,
@@ -160,7 +161,7 @@ FULL: dict[str, Any] = {
         "stop": False,
         "ttlSecondsAfterFinished": 3600,
         "deletion": {"waitForCopies": True, "deadlineSeconds": 60},
-        "deadlines": {"startupSeconds": 600, "unschedulableSeconds": 600},
+        "deadlines": {"startupSeconds": 600, "unschedulableSeconds": 600, "progressSeconds": 600},
         "pod": OVERLAY,
     },
 }

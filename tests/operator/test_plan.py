@@ -86,11 +86,11 @@ LOSSES: list[tuple[str, dict[str, Any], str, bool]] = [
         "NodeLost",
         True,
     ),
-    ("pod evicted", {"pods": (pod(phase="Failed", failure="Evicted: disk"),)}, "PodFailed", True),
+    ("pod evicted", {"pods": (pod(phase="Failed", failure="Evicted: disk"),)}, "Evicted", True),
     ("pod succeeded", {"pods": (pod(phase="Succeeded"),)}, "PodFailed", True),
     ("pod deleted", {"pods": (pod(deletion_requested=ago(1)),)}, "PodDeleted", False),
-    ("pod preempted", {"pods": (pod(disruption="PreemptionByScheduler"),)}, "PodDeleted", False),
-    ("pod fenced", {"pods": (pod(container=FENCED),)}, "PodFailed", True),
+    ("pod preempted", {"pods": (pod(disruption="PreemptionByScheduler"),)}, "Preempted", False),
+    ("pod fenced", {"pods": (pod(container=FENCED),)}, "Fenced", True),
     ("spec changed", {"pods": (pod(template_hash="other"),), "trainer": BUSY}, "SpecChanged", False),
 ]
 

@@ -66,6 +66,9 @@ def test_both_mean_the_same_port_and_exit_codes() -> None:
     assert names.TRAINER_PORT == PORT
     assert names.EXIT_FENCED == exitcodes.FENCED
     assert names.EXIT_STORAGE_MISMATCH == exitcodes.STORAGE_MISMATCH
+    assert names.EXIT_STORAGE_FAILED == exitcodes.STORAGE_FAILED
+    assert names.EXIT_ACCELERATOR_FAILED == exitcodes.ACCELERATOR_FAILED
+    assert names.EXIT_BAD_CONFIGURATION == exitcodes.BAD_CONFIGURATION
 
 
 async def test_the_operator_reads_the_pods_status(pod: Pod) -> None:

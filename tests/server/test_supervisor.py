@@ -133,6 +133,13 @@ def test_failed_storage_is_retried_by_a_new_server(tree: Tree) -> None:
     assert tree.process.poll() is None
 
 
+@pytest.mark.parametrize("tree", [{"spare": str(exitcodes.ACCELERATOR_FAILED)}], indirect=True)
+def test_a_broken_accelerator_ends_the_container(tree: Tree) -> None:
+    """The spare passes on how its engine ended; the server is told to stop, and no other spare is started."""
+    assert tree.process.wait(20) == exitcodes.ACCELERATOR_FAILED
+    assert len(tree.said("spare started")) == 1
+
+
 @pytest.mark.parametrize("tree", [{"spare": "engine"}], indirect=True)
 def test_an_engine_outlives_its_spare_and_is_reaped(tree: Tree) -> None:
     """An orphaned engine is adopted by the supervisor, goes on, and leaves no zombie when it ends."""

@@ -11,6 +11,9 @@ STORAGE_MISMATCH = 65
 STORAGE_FAILED = 66
 """A write or flush failed: a new incarnation must take over from what is durable."""
 
+ACCELERATOR_FAILED = 67
+"""An engine found its accelerator broken: only a pod on another node can help. Of an engine, and then of the pod."""
+
 BAD_CONFIGURATION = 78
 """`EVERLOOP_CONFIG` or the environment is unusable (EX_CONFIG of sysexits.h)."""
 

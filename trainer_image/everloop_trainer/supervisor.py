@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everloop_trainer.exitcodes import FINAL
+from everloop_trainer.exitcodes import ACCELERATOR_FAILED, FINAL
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
@@ -52,7 +52,10 @@ class Child:
 
 
 class Supervisor:
-    """Runs until SIGTERM or SIGINT, or until the server ends with a final code; `run` returns the exit code."""
+    """Runs until SIGTERM or SIGINT, until the server ends with a final code, or until an accelerator has failed.
+
+    `run` returns the exit code.
+    """
 
     def __init__(self, server: Sequence[str], spare: Sequence[str]) -> None:
         self._server = Child("server", server)
@@ -97,6 +100,7 @@ class Supervisor:
             child = next((child for child in self._children if child.pid == pid), None)
             if child is None:
                 log("reaped", orphan_pid=pid, exit_code=code)
+                self._check_accelerator(code)
             else:
                 self._ended(child, code)
 
@@ -107,6 +111,12 @@ class Supervisor:
         child.start_at = time.monotonic() + child.delay
         log("ended", child=child.name, exit_code=code, lived_seconds=round(lived, 3), restart_in_seconds=child.delay)
         if child is self._server and (self._stopping or code in FINAL):
+            self._exit_code = code
+        self._check_accelerator(code)
+
+    def _check_accelerator(self, code: int) -> None:
+        """The spare ends like an engine that found its accelerator broken; one without a spare is our own child."""
+        if code == ACCELERATOR_FAILED and not self._stopping:
             self._exit_code = code
 
     def _stop_rest(self) -> None:

@@ -171,6 +171,7 @@ REASON_POD_CREATING = "PodCreating"
 REASON_POD_NOT_READY = "PodNotReady"
 REASON_UNSCHEDULABLE = "Unschedulable"
 REASON_IMAGE_UNAVAILABLE = "ImageUnavailable"
+REASON_CONTAINER_INVALID = "ContainerInvalid"
 REASON_CRASH_LOOP = "CrashLoop"
 REASON_CLAIM_NOT_FOUND = "ClaimNotFound"
 REASON_CLAIM_NOT_BOUND = "ClaimNotBound"
@@ -227,6 +228,15 @@ RECOVERY_NODE_HEALTH = "NodeHealth"
 RECOVERY_POD_LOST = "PodLost"
 RECOVERY_POD_FAILED = "PodFailed"
 RECOVERY_POD_DELETED = "PodDeleted"
+RECOVERY_PREEMPTED = "Preempted"
+RECOVERY_DRAINED = "Drained"
+RECOVERY_NODE_SHUTDOWN = "NodeShutdown"
+RECOVERY_DISRUPTED = "PodDisrupted"
+RECOVERY_EVICTED = "Evicted"
+RECOVERY_POD_REJECTED = "PodRejected"
+RECOVERY_ACCELERATOR_FAILED = "AcceleratorFailed"
+RECOVERY_FENCED = "Fenced"
+RECOVERY_NO_PROGRESS = "NoProgress"
 RECOVERY_SPEC_CHANGED = "SpecChanged"
 RECOVERY_AVOIDANCE_LIFTED = "AvoidanceLifted"
 RECOVERY_ENGINE_LOST = "EngineLost"
@@ -234,6 +244,16 @@ RECOVERY_SERVER_RESTARTED = "ServerRestarted"
 RECOVERY_DRIVER_FAILED = "DriverFailed"
 RECOVERY_NEWER_CHECKPOINT = "NewerCheckpoint"
 RECOVERY_RESUMED = "Resumed"
+
+# --- reasons of failures that a pod outlives -----------------------------------------------------------------------
+
+FAILURE_OUT_OF_MEMORY = "OutOfMemory"
+FAILURE_OUT_OF_MEMORY_AGAIN = "OutOfMemoryAgain"
+FAILURE_BAD_CONFIGURATION = "BadConfiguration"
+FAILURE_STORAGE_FAILED = "StorageFailed"
+FAILURE_START_FAILED = "StartFailed"
+FAILURE_KILLED = "Killed"
+FAILURE_CRASHED = "Crashed"
 
 # --- reasons of events ----------------------------------------------------------------------------------------------
 
@@ -248,6 +268,7 @@ EVENT_STOPPING = "Stopping"
 EVENT_SUSPENDED = "Suspended"
 EVENT_IDLE = "Idle"
 EVENT_STOPPED = "Stopped"
+EVENT_CONTAINER_FAILED = "ContainerFailed"
 EVENT_RESUMED = "Resumed"
 EVENT_RECOVERED = "Recovered"
 EVENT_ENGINE_RECOVERED = "EngineRecovered"
@@ -265,3 +286,5 @@ EVENT_FAILED = "Failed"
 EXIT_FENCED = 64
 EXIT_STORAGE_MISMATCH = 65
 EXIT_STORAGE_FAILED = 66
+EXIT_ACCELERATOR_FAILED = 67
+EXIT_BAD_CONFIGURATION = 78

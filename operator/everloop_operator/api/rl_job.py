@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from .pod_overlay import Annotations, Environment, OwnLabels
 from .rl_job_status import Location, RLJobStatus
 from .schema import ApiModel, ContainerResources, SignedDecimal, one_of, rules
-from .training_session import MAX_NAME_LENGTH, Budget, TrainingSessionSpec
+from .training_session import MAX_NAME_LENGTH, ApplicationBudget, Budget, TrainingSessionSpec
 
 METRIC_PATTERN = r"^[A-Za-z0-9_]([A-Za-z0-9_./-]*[A-Za-z0-9_])?$"
 
@@ -124,17 +124,6 @@ class RunnerSpec(ApiModel):
                 "env: a variable of this name is set by Everloop",
             )
         )
-    )
-
-
-class ApplicationBudget(Budget):
-    """How often something may happen within a moving window."""
-
-    max_attempts: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=3, description="Replacements within the window; one more failure ends the job."
-    )
-    window_seconds: Annotated[int, Field(ge=60, le=2_592_000)] = Field(
-        default=3600, description="Length of the window in seconds; what is older refills the budget."
     )
 
 

@@ -89,11 +89,27 @@ class Budget(ApiModel):
     )
 
 
+class ApplicationBudget(Budget):
+    """How often something may happen within a moving window."""
+
+    max_attempts: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=3, description="Failures within the window; with one more it is Failed."
+    )
+    window_seconds: Annotated[int, Field(ge=60, le=2_592_000)] = Field(
+        default=3600, description="Length of the window in seconds; what is older refills the budget."
+    )
+
+
 class RecoverySpec(ApiModel):
     """How lost pods and nodes are replaced. A change takes effect at once."""
 
     infrastructure: Budget = Field(
         default=Budget(), description="Budget for lost nodes and for lost or failed pods; deletions are not counted."
+    )
+    application: ApplicationBudget = Field(
+        default=ApplicationBudget(),
+        description="Budget for what the session does to itself: a container that crashes, a start that fails, memory "
+        "that runs out twice at one operation, an operation without progress.",
     )
     checkpoint_deadline_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         default=30,
@@ -122,6 +138,11 @@ class DeadlinesSpec(ApiModel):
         default=3600,
         description="Seconds for which a pod may find no node; later the session is Failed with reason "
         "UnschedulableDeadlineExceeded until a node is found after all.",
+    )
+    progress_seconds: Annotated[int, Field(ge=30, le=604_800)] = Field(
+        default=1800,
+        description="Seconds for which one operation may run in the engine; later another pod takes over and runs it "
+        "again, counted in the application budget. In the end the operation fails.",
     )
 
 

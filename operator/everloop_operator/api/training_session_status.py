@@ -115,6 +115,19 @@ class BudgetsStatus(ApiModel):
     """How much of each budget is used."""
 
     infrastructure: BudgetStatus = Field(default=BudgetStatus(), description="Lost nodes, lost and failed pods.")
+    application: BudgetStatus = Field(default=BudgetStatus(), description="What the session has done to itself.")
+
+
+class FailureStatus(ApiModel):
+    """The last container of the session that ended otherwise than well."""
+
+    reason: Annotated[str, Field(max_length=64)] = Field(description="Its class, as docs/failures.md lists them.")
+    message: Text = Field(default="", description="Exit code and last words.")
+    remedy: Text = Field(default="", description="What a person can do about it.")
+    exit_code: int | None = Field(default=None, ge=-1, description="Exit code of the container.")
+    operation: Identifier = Field(default="", description="The operation that ran, as far as it is known.")
+    pod_uid: Identifier = Field(default="", alias="podUID", description="UID of the pod.")
+    time: Time = Field(description="When the container ended.")
 
 
 class Recovery(ApiModel):
@@ -123,8 +136,7 @@ class Recovery(ApiModel):
     id: Annotated[str, Field(max_length=64)] = Field(description="`a<attempt>`, or the trainer's id for one in place.")
     attempt: Count = Field(description="The attempt that took over, or that went on.")
     reason: Annotated[str, Field(max_length=64)] = Field(
-        description="NodeLost, NodeGone, NodeHealth, PodLost, PodFailed, PodDeleted, SpecChanged, AvoidanceLifted, "
-        "EngineLost or ServerRestarted."
+        description="A class of docs/failures.md, or SpecChanged, AvoidanceLifted, EngineLost or ServerRestarted."
     )
     rule: Annotated[str, Field(max_length=63)] | None = Field(
         default=None, description="For NodeHealth: name of the rule that asked to leave the node."
@@ -198,6 +210,9 @@ class TrainingSessionStatus(ApiModel):
     )
     latest_checkpoint: LatestCheckpoint | None = Field(default=None, description="The newest checkpoint of all models.")
     budgets: BudgetsStatus | None = Field(default=None, description="How much of each budget is used.")
+    failure: FailureStatus | None = Field(
+        default=None, description="The last container of the session that ended otherwise than well."
+    )
     recovery_count: Count = Field(default=0, description="Interruptions that were overcome or are being overcome.")
     recoveries: Annotated[list[Recovery], Field(max_length=MAX_RECOVERIES)] = Field(
         default=[],

@@ -7,9 +7,10 @@ from datetime import datetime
 
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
-from everloop_operator.api.training_session_status import BudgetStatus, LeavingStatus
+from everloop_operator.api.training_session_status import BudgetsStatus, FailureStatus, LeavingStatus
 
-from . import children, claims, lifecycle, losses, recoveries
+from . import children, claims, failures, lifecycle, losses, recoveries
+from .failure_classes import Exhausted, FailureClass
 from .lifecycle import Rest
 from .losses import Loss
 from .observed import Observed, Pod, within
@@ -39,9 +40,13 @@ class Decision:
     """Its pod, if it exists already."""
     create: bool
     loss: Loss | None
-    """Why the attempt before is over, or why this one is, if it can't be replaced."""
-    exhausted: bool
-    budget: BudgetStatus
+    """Why the attempt before is over, or why this one is, if it can't be replaced or its budget is used up."""
+    exhausted: Exhausted
+    budgets: BudgetsStatus
+    failure: FailureStatus | None
+    """The last failure of a container."""
+    failed: FailureClass | None = None
+    """Its class, if this pass is the first that sees it."""
     lost: bool = False
     """Whether this attempt is over, but can't be replaced now."""
     retry_at: datetime | None = None
@@ -57,28 +62,34 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
     recorded = observed.session.status
     current = max([recorded.attempt, *(pod.attempt for pod in observed.pods)])
     pod = next((pod for pod in observed.pods if pod.attempt == current), None)
-    used = recorded.budgets.infrastructure if recorded.budgets else None
-    budget = recoveries.budget(spec.recovery.infrastructure, used, observed.now)
+    failure, failed = failures.latest(observed, pod)
+    budgets = recoveries.budgets(spec.recovery, recorded.budgets, observed.now)
+    if failed:
+        budgets = recoveries.charged(budgets, failed.budget, observed.now)
+    goes_on = Decision(
+        current, pod, create=False, loss=None, exhausted="", budgets=budgets, failure=failure, failed=failed
+    )
     limits = losses.Limits(
         children.template_hash(spec),
         settings.node_lost_seconds,
         spec.recovery.checkpoint_deadline_seconds,
         settings.fleet_cap,
+        spec.deadlines.progress_seconds,
     )
 
     rest = lifecycle.rest(observed, spec)
     if rest:
         kept = lifecycle.leaving(observed, rest.request) if pod else None
         if pod and kept and not lifecycle.may_leave(observed, pod, kept, spec.recovery.checkpoint_deadline_seconds):
-            return Decision(current, pod, create=False, loss=None, exhausted=False, budget=budget, leaving=kept)
-        return Decision(current, None, create=False, loss=None, exhausted=False, budget=budget, rest=rest)
+            return replace(goes_on, leaving=kept)
+        return replace(goes_on, pod=None, rest=rest)
     if current == 0 or (lifecycle.resumes(recorded) and current == recorded.attempt):
-        return _next(observed, spec, current, None, None, budget)
+        return _next(observed, spec, replace(goes_on, pod=None))
     loss = losses.find(observed, current, pod, limits)
     if loss and pod and loss.reason == names.RECOVERY_SPEC_CHANGED:
         kept = lifecycle.leaving(observed, f"spec-{limits.template_hash}")
         if not lifecycle.may_leave(observed, pod, kept, limits.checkpoint_seconds):
-            return Decision(current, pod, create=False, loss=None, exhausted=False, budget=budget, leaving=kept)
+            return replace(goes_on, leaving=kept)
     if loss is None:
         cause = None
         if 0 < recorded.attempt < current and not lifecycle.resumes(recorded):
@@ -88,36 +99,30 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
             at_once = replace(limits, node_lost_seconds=0.0, checkpoint_seconds=0.0)
             cause = losses.find(observed, recorded.attempt, before, at_once)
             cause = cause or losses.replaced(recorded.attempt, before)
-        if cause and cause.counted:
-            budget = recoveries.with_failure(budget, observed.now)
-        return Decision(current, pod, create=False, loss=cause, exhausted=False, budget=budget)
-    if loss.counted and budget.used >= budget.limit:
-        return Decision(current, pod, create=False, loss=loss, exhausted=True, budget=budget, lost=True)
-    return _next(observed, spec, current, pod, loss, budget)
+        if cause:
+            budgets = recoveries.charged(budgets, cause.budget, observed.now)
+        elif failure and budgets.application.used > budgets.application.limit:
+            return replace(goes_on, loss=Loss(failure.reason, failure.message), exhausted="application")
+        return replace(goes_on, loss=cause, budgets=budgets)
+    if loss.budget != "none" and recoveries.used_up(budgets, loss.budget):
+        return replace(goes_on, loss=loss, exhausted=loss.budget, lost=True)
+    return _next(observed, spec, replace(goes_on, loss=loss))
 
 
-def _next(
-    observed: Observed,
-    spec: TrainingSessionSpec,
-    current: int,
-    pod: Pod | None,
-    loss: Loss | None,
-    budget: BudgetStatus,
-) -> Decision:
-    refusal = observed.refusal
+def _next(observed: Observed, spec: TrainingSessionSpec, over: Decision) -> Decision:
+    """The next attempt, unless something holds it back for now."""
+    refusal, loss, budgets = observed.refusal, over.loss, over.budgets
     if claims.unfit(observed, spec) or (
         refusal
         and refusal.generation == observed.session.generation
         and within(observed.now - refusal.time, REFUSAL_PATIENCE_SECONDS)
     ):
-        return Decision(current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=loss is not None)
-    if loss and loss.reason == names.RECOVERY_POD_FAILED:
-        due = recoveries.patient_until(budget, observed.now)
+        return replace(over, lost=loss is not None)
+    if loss and loss.backs_off:
+        due = recoveries.patient_until(budgets.infrastructure, observed.now)
         if due and observed.now < due:
-            return Decision(
-                current, pod, create=False, loss=loss, exhausted=False, budget=budget, lost=True, retry_at=due
-            )
-    if loss and loss.counted:
-        budget = recoveries.with_failure(budget, observed.now)
-    attempt = 1 + max(current, losses.reported_epoch(observed, pod), *observed.taken_attempts)
-    return Decision(attempt, None, create=True, loss=loss, exhausted=False, budget=budget)
+            return replace(over, lost=True, retry_at=due)
+    if loss:
+        budgets = recoveries.charged(budgets, loss.budget, observed.now)
+    attempt = 1 + max(over.attempt, losses.reported_epoch(observed, over.pod), *observed.taken_attempts)
+    return replace(over, attempt=attempt, pod=None, create=True, budgets=budgets)

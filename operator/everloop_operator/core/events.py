@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from everloop_operator.api import names
-from everloop_operator.api.training_session_status import Recovery, TrainingSessionStatus
+from everloop_operator.api.training_session_status import FailureStatus, Recovery, TrainingSessionStatus
 
-from . import lifecycle, recoveries
+from . import failure_classes, lifecycle, recoveries
 from .losses import Loss
 from .observed import Observed
 
@@ -48,12 +48,14 @@ def tell(
     attempt = desired.attempt
     if attempt > before.attempt > 0 and loss:
         reason = NODE_REASONS.get(loss.reason, names.EVENT_POD_LOST)
-        if loss.counted or loss.reason == names.RECOVERY_POD_DELETED:
-            events.append(Event("Warning" if loss.counted else "Normal", reason, loss.message, f"{attempt}"))
+        if loss.reason in failure_classes.CLASSES:
+            kind: Literal["Normal", "Warning"] = "Normal" if loss.budget == "none" else "Warning"
+            events.append(Event(kind, reason, loss.message, f"{attempt}"))
         message = f"attempt {attempt} replaces attempt {before.attempt} ({loss.reason})"
         if loss.reason in (names.RECOVERY_SPEC_CHANGED, names.RECOVERY_AVOIDANCE_LIFTED):
             message += f": {loss.message}"
         events.append(Event("Normal", names.EVENT_NEW_ATTEMPT, message, f"{attempt}"))
+    events += _container_failure(before.failure, desired.failure)
     if before.rest and desired.rest is None:
         message = f"attempt {attempt} goes on after {before.rest.state}"
         events.append(Event("Normal", names.EVENT_RESUMED, message, f"{attempt}"))
@@ -95,6 +97,15 @@ def tell(
         key = f"{stalled.reason}-{stalled.last_transition_time}"
         events.append(Event("Warning", names.EVENT_STALLED, f"{stalled.reason}: {stalled.message}", key))
     return tuple(replace(event, order=(attempt, place)) for place, event in enumerate(events))
+
+
+def _container_failure(before: FailureStatus | None, after: FailureStatus | None) -> list[Event]:
+    """A container that has ended, if it is another one than before."""
+    if after is None or (before and (before.pod_uid, before.time) == (after.pod_uid, after.time)):
+        return []
+    kind: Literal["Normal", "Warning"] = "Normal" if failure_classes.budget_of(after.reason) == "none" else "Warning"
+    message = f"{after.reason}: {after.message}{failure_classes.remedy(after.reason)}"
+    return [Event(kind, names.EVENT_CONTAINER_FAILED, message, f"{after.pod_uid}-{after.time}")]
 
 
 _BEFORE_SERVING = ("", names.PHASE_PENDING, names.PHASE_STARTING, names.PHASE_FAILED)

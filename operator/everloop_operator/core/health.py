@@ -9,8 +9,9 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import Recovery
 
-from . import claims, copies, fetching
+from . import claims, copies, failure_classes, failures, fetching
 from .aspect import Aspect as Aspect
+from .failure_classes import Exhausted
 from .losses import Loss
 from .node_health import Verdict
 from .observed import Observed, Pod, Refusal, within
@@ -71,8 +72,8 @@ class Attempt:
     """Why it is over, or why the one before it was."""
     lost: bool
     """Whether it is over itself, but can't be replaced now."""
-    exhausted: bool
-    """Whether that is for lack of a budget."""
+    exhausted: Exhausted
+    """The budget that is used up."""
     verdict: Verdict | None = None
     """What counts against its node."""
 
@@ -88,7 +89,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     before = observed.session.status
     served = (names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_MOVING)
     recovering = attempt.loss is not None or _opened(observed, attempt) is not None or before.phase in served
-    deadlines = [] if serving or attempt.lost else _deadlines(observed, spec, pod)
+    deadlines = [] if serving or attempt.lost else _deadlines(observed, spec, pod, pods)
     times = [time for time, _ in deadlines]
     if pod and observed.trainer.unreachable_since:
         times.append(observed.trainer.unreachable_since + _seconds(UNREACHABLE_PATIENCE_SECONDS))
@@ -176,6 +177,9 @@ def _pods(observed: Observed, pod: Pod | None, refusal: Refusal | None) -> Aspec
     if container.waiting_reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
         message = f"pod {pod.name}: {container.waiting_reason}: {container.waiting_message}"
         return Aspect(False, names.REASON_IMAGE_UNAVAILABLE, message)
+    if container.waiting_reason in ("CreateContainerConfigError", "CreateContainerError"):
+        message = f"pod {pod.name}: {container.waiting_reason}: {container.waiting_message}"
+        return Aspect(False, names.REASON_CONTAINER_INVALID, message)
     if _crashed(observed, pod):
         return Aspect(False, names.REASON_CRASH_LOOP, f"pod {pod.name}: {_exit(pod)}")
     waiting = ": ".join(filter(None, (container.waiting_reason, container.waiting_message)))
@@ -245,7 +249,10 @@ def _stalled(
 ) -> Aspect | None:
     pod, loss = attempt.pod, attempt.loss
     if attempt.exhausted and loss:
-        message = f"no attempt is left in spec.recovery.infrastructure; the last cause: {loss.message} ({loss.reason})"
+        message = (
+            f"nothing is left of spec.recovery.{attempt.exhausted}; the last cause: {loss.message} ({loss.reason})"
+            f"{failure_classes.remedy(loss.reason)}"
+        )
         return Aspect(True, names.REASON_BUDGET_EXHAUSTED, message)
     if volumes.reason == names.REASON_VOLUME_UNFIT:
         return Aspect(True, volumes.reason, volumes.message)
@@ -256,19 +263,26 @@ def _stalled(
         return Aspect(True, failed.reason, failed.message)
     if pod and _crashed(observed, pod):
         if pod.container.exit_code == names.EXIT_STORAGE_MISMATCH:
-            return Aspect(True, names.REASON_STORAGE_MISMATCH, _exit(pod))
+            reason = names.REASON_STORAGE_MISMATCH
+            return Aspect(True, reason, _exit(pod) + failure_classes.remedy(reason))
         if pod.container.restarts >= CRASH_LOOP_RESTARTS:
-            return Aspect(True, names.REASON_CRASH_LOOP, f"pod {pod.name}: {_exit(pod)}")
+            found = observed.session.status.failure
+            remedy = failure_classes.remedy(found.reason) if found and found.pod_uid == pod.uid else ""
+            return Aspect(True, names.REASON_CRASH_LOOP, f"pod {pod.name}: {_exit(pod)}{remedy}")
     return next((aspect for time, aspect in deadlines if observed.now >= time), None)
 
 
-def _deadlines(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -> list[tuple[datetime, Aspect]]:
+def _deadlines(
+    observed: Observed, spec: TrainingSessionSpec, pod: Pod | None, pods: Aspect
+) -> list[tuple[datetime, Aspect]]:
     """Deadlines of a pod that does not serve, each with what passing it means."""
     if pod is None:
         return []
     limits = spec.deadlines
     if pod.unschedulable_since:
-        message = f"pod {pod.name} found no node for {limits.unschedulable_seconds} s: {pod.unschedulable_message}"
+        lacking = failures.shortage(pod.unschedulable_message) or pod.unschedulable_message
+        message = f"pod {pod.name} found no node for {limits.unschedulable_seconds} s: {lacking}"
+        message += failure_classes.remedy(names.REASON_UNSCHEDULABLE)
         aspect = Aspect(True, names.REASON_UNSCHEDULABLE_DEADLINE, message)
         return [(pod.unschedulable_since + _seconds(limits.unschedulable_seconds), aspect)]
     if pod.scheduled is None:
@@ -280,6 +294,8 @@ def _deadlines(observed: Observed, spec: TrainingSessionSpec, pod: Pod | None) -
     if lost is None and before.phase == names.PHASE_RUNNING:
         since = observed.now
     message = f"pod {pod.name} did not serve within {limits.startup_seconds} s"
+    if pods.status is False:
+        message += f": {pods.message.removeprefix(f'pod {pod.name}: ')}{failure_classes.remedy(pods.reason)}"
     return [(since + _seconds(limits.startup_seconds), Aspect(True, names.REASON_STARTUP_DEADLINE, message))]
 
 

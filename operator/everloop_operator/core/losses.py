@@ -8,25 +8,14 @@ from datetime import datetime, timedelta
 
 from everloop_operator.api import names
 
-from . import node_health
+from . import failure_classes, failures, node_health
+from .failure_classes import Budgeted
 from .observed import Observed, Pod, within
 
 AVOIDANCE_PATIENCE_SECONDS = 5.0
 """How long the scheduler may look for another node before one that failed, but is Ready again, is good enough."""
 
-COUNTED = frozenset(
-    {
-        names.RECOVERY_NODE_LOST,
-        names.RECOVERY_NODE_GONE,
-        names.RECOVERY_NODE_HEALTH,
-        names.RECOVERY_POD_LOST,
-        names.RECOVERY_POD_FAILED,
-    }
-)
-"""Reasons that use the infrastructure budget. What somebody asked for (deletion, change, preemption) does not."""
-
-
-FAILED_NODE = frozenset({names.RECOVERY_NODE_LOST, names.RECOVERY_NODE_HEALTH})
+FAILED_NODE = frozenset(row.reason for row in failure_classes.CLASSES.values() if row.shuns_node)
 """Reasons for which the next pods must not run on the same node."""
 
 
@@ -41,9 +30,14 @@ class Loss:
     """Name of the rule on node health that asked for it."""
 
     @property
-    def counted(self) -> bool:
-        """Whether it uses the infrastructure budget."""
-        return self.reason in COUNTED
+    def budget(self) -> Budgeted:
+        """Which budget it uses."""
+        return failure_classes.budget_of(self.reason)
+
+    @property
+    def backs_off(self) -> bool:
+        """Whether the next attempt waits when there were failures lately."""
+        return self.reason in failure_classes.CLASSES and failure_classes.CLASSES[self.reason].backs_off
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +51,8 @@ class Limits:
     """For how long a pod that has to leave its node may write snapshots before it does."""
     fleet_cap: float
     """Share of the nodes with session pods that may be left at a time for their health, 0 to 1."""
+    progress_seconds: float
+    """How long one operation may run."""
 
 
 def find(observed: Observed, attempt: int, pod: Pod | None, limits: Limits) -> Loss | None:
@@ -77,17 +73,27 @@ def find(observed: Observed, attempt: int, pod: Pod | None, limits: Limits) -> L
     if pod is None:
         return Loss(names.RECOVERY_POD_LOST, f"pod {name} no longer exists", node_name)
     if pod.terminal:
-        return Loss(
-            names.RECOVERY_POD_FAILED, f"pod {name} is {pod.phase}: {pod.failure or 'no reason given'}", node_name
-        )
-    if pod.deletion_requested:
-        why = f" ({pod.disruption})" if pod.disruption else ""
-        return Loss(names.RECOVERY_POD_DELETED, f"pod {name} is being deleted{why}", node_name)
+        reason = pod.failure or pod.disruption or "no reason given"
+        return Loss(failures.of_pod(pod), f"pod {name} is {pod.phase}: {reason}", node_name)
     if pod.disruption:
-        return Loss(names.RECOVERY_POD_DELETED, f"pod {name} is about to be disrupted ({pod.disruption})", node_name)
+        what = "is being deleted" if pod.deletion_requested else "is about to be disrupted"
+        return Loss(failures.of_disruption(pod), f"pod {name} {what} ({pod.disruption})", node_name)
+    if pod.deletion_requested:
+        return Loss(names.RECOVERY_POD_DELETED, f"pod {name} is being deleted", node_name)
     if pod.container.exit_code == names.EXIT_FENCED:
         detail = pod.container.exit_message or "another incarnation owns the storage"
-        return Loss(names.RECOVERY_POD_FAILED, f"pod {name} was fenced off: {detail}", node_name)
+        return Loss(names.RECOVERY_FENCED, f"pod {name} was fenced off: {detail}", node_name)
+    if pod.container.exit_code == names.EXIT_ACCELERATOR_FAILED:
+        detail = pod.container.exit_message or "no message"
+        return Loss(
+            names.RECOVERY_ACCELERATOR_FAILED, f"an accelerator of node {node_name} failed: {detail}", node_name
+        )
+    stuck = observed.trainer.running_since
+    if stuck and observed.trainer.unreachable_since is None and observed.now >= due(stuck, limits.progress_seconds):
+        underway = observed.trainer.report.underway if observed.trainer.report else None
+        what = underway.operation if underway else "an operation"
+        message = f"{what} has run for more than {limits.progress_seconds:.0f} s (spec.deadlines.progressSeconds)"
+        return Loss(names.RECOVERY_NO_PROGRESS, message, node_name)
     if pod.template_hash != limits.template_hash:
         return Loss(names.RECOVERY_SPEC_CHANGED, "the spec asks for another pod", node_name)
     verdict = node_health.judge(observed, pod, limits.fleet_cap)
@@ -97,6 +103,11 @@ def find(observed: Observed, attempt: int, pod: Pod | None, limits: Limits) -> L
         nodes = ", ".join(sorted(pod.avoided_nodes))
         return Loss(names.RECOVERY_AVOIDANCE_LIFTED, f"no node but those that failed before ({nodes}) has room")
     return None
+
+
+def due(since: datetime, seconds: float) -> datetime:
+    """When so much time has passed."""
+    return since + timedelta(seconds=seconds)
 
 
 def replaced(attempt: int, pod: Pod | None) -> Loss:

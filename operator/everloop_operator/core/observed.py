@@ -156,6 +156,8 @@ class Answer(Generic[R]):
     """Why the last request failed."""
     idle_since: datetime | None = None
     """Since when nobody has called and nothing has run, by our own clock; None while the session is used."""
+    running_since: datetime | None = None
+    """Since when the operation that runs has run; None if none runs, or it has only just begun."""
 
 
 Trainer = Answer[TrainerReport]
@@ -167,11 +169,21 @@ STEADY_SECONDS = 5.0
 
 def answered(before: Trainer, report: TrainerReport, now: datetime) -> Trainer:
     """What is known after an answer. Seconds that pass in the trainer become times: what does not change is equal."""
-    idle = now - timedelta(seconds=report.idle_seconds) if report.idle_seconds else None
-    known = before.idle_since
-    if idle and known and abs(idle - known) < timedelta(seconds=STEADY_SECONDS):
-        idle = known
-    return Trainer(report=report.model_copy(update={"idle_seconds": 0}), idle_since=idle)
+    underway = report.underway
+    timeless = {"idle_seconds": 0, "underway": underway.model_copy(update={"seconds": None}) if underway else None}
+    return Trainer(
+        report=report.model_copy(update=timeless),
+        idle_since=_steady(before.idle_since, now, report.idle_seconds),
+        running_since=_steady(before.running_since, now, (underway.seconds if underway else None) or 0),
+    )
+
+
+def _steady(before: datetime | None, now: datetime, seconds: int) -> datetime | None:
+    """When it began, as it was said before if that is about the same; None for what has only just begun."""
+    since = now - timedelta(seconds=seconds) if seconds else None
+    if since and before and abs(since - before) < timedelta(seconds=STEADY_SECONDS):
+        return before
+    return since
 
 
 @dataclass(frozen=True, slots=True)

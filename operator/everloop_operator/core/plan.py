@@ -106,9 +106,9 @@ def plan(observed: Observed, settings: Settings) -> Plan:
             health.Attempt(decision.attempt, decision.pod, decision.loss, decision.lost, decision.exhausted, verdict),
             refusal=None if decision.create else observed.refusal,
         )
-    desired = status.build(observed, spec, decision.attempt, decision.pod, decision.budget, state, settings.endpoint)
+    desired = status.build(observed, spec, decision.attempt, decision.pod, decision.budgets, state, settings.endpoint)
     kept = lifecycle.record(observed, decision.rest, resumed=decision.attempt > session.status.attempt)
-    desired = desired.model_copy(update={"leaving": decision.leaving, "rest": kept})
+    desired = desired.model_copy(update={"leaving": decision.leaving, "rest": kept, "failure": decision.failure})
     if session.deleting:
         desired = ending.waiting(observed, desired)
     desired, merged = status.with_recoveries(
@@ -176,6 +176,16 @@ def _stale_tokens(observed: Observed, attempt: int) -> tuple[int, ...]:
     return tuple(number for number in range(max(1, attempt - 5), attempt) if number not in live)
 
 
+def _refill(spec: TrainingSessionSpec, decision: Decision) -> datetime | None:
+    """When the budget that is used up allows more."""
+    if decision.exhausted == "application":
+        # Of failures in a pod that is kept, so many as the limit says are allowed, and not one fewer.
+        limits = spec.recovery.application
+        over = limits if decision.lost else limits.model_copy(update={"max_attempts": limits.max_attempts + 1})
+        return recoveries.refills_at(over, decision.budgets.application)
+    return recoveries.refills_at(spec.recovery.infrastructure, decision.budgets.infrastructure)
+
+
 def _watch(observed: Observed) -> Poll | None:
     """Goes on asking a pod of which nothing is to be changed."""
     pod = max(observed.pods, key=lambda pod: pod.attempt, default=None)
@@ -223,9 +233,10 @@ def _requeue_after(
     if decision.retry_at:
         times.append(decision.retry_at)
     if decision.exhausted:
-        refill = recoveries.refills_at(spec.recovery.infrastructure, decision.budget)
-        if refill:
-            times.append(refill)
+        times += filter(None, (_refill(spec, decision),))
+    running = observed.trainer.running_since
+    if running and pod:
+        times.append(losses.due(running, spec.deadlines.progress_seconds))
     mounting = claims.recheck(observed, pod)
     if mounting:
         times.append(mounting)

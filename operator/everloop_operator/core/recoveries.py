@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from everloop_operator.api import names
-from everloop_operator.api.training_session import Budget
-from everloop_operator.api.training_session_status import MAX_FAILURES, MAX_RECOVERIES, BudgetStatus, Recovery
+from everloop_operator.api.training_session import Budget, RecoverySpec
+from everloop_operator.api.training_session_status import (
+    MAX_FAILURES,
+    MAX_RECOVERIES,
+    BudgetsStatus,
+    BudgetStatus,
+    Recovery,
+)
 
+from .failure_classes import Budgeted
 from .losses import Loss
 from .observed import within
 from .projections import format_time
@@ -110,6 +117,30 @@ def budget(limits: Budget, previous: BudgetStatus | None, now: datetime) -> Budg
     oldest = now - timedelta(seconds=limits.window_seconds)
     failures = [time for time in (previous.failures if previous else []) if datetime.fromisoformat(time) > oldest]
     return BudgetStatus(used=len(failures), limit=limits.max_attempts, failures=failures)
+
+
+def budgets(limits: RecoverySpec, previous: BudgetsStatus | None, now: datetime) -> BudgetsStatus:
+    """What is used of both budgets now."""
+    before = previous or BudgetsStatus()
+    return BudgetsStatus(
+        infrastructure=budget(limits.infrastructure, before.infrastructure, now),
+        application=budget(limits.application, before.application, now),
+    )
+
+
+def charged(state: BudgetsStatus, kind: Budgeted, now: datetime) -> BudgetsStatus:
+    """One more failure of this kind."""
+    if kind == "infrastructure":
+        return state.model_copy(update={kind: with_failure(state.infrastructure, now)})
+    if kind == "application":
+        return state.model_copy(update={kind: with_failure(state.application, now)})
+    return state
+
+
+def used_up(state: BudgetsStatus, kind: Budgeted) -> bool:
+    """Whether a failure of this kind can't be made up for by another attempt."""
+    of = state.application if kind == "application" else state.infrastructure
+    return kind != "none" and of.used >= of.limit
 
 
 def with_failure(state: BudgetStatus, now: datetime) -> BudgetStatus:

@@ -106,6 +106,16 @@ class CopiesReport(_Part):
     """What is in the way; empty while all is well."""
 
 
+class UnderwayReport(_Part):
+    """An operation that runs, or that was tried and has no result."""
+
+    operation: Short
+    seconds: Annotated[int, Field(ge=0)] | None = None
+    """Since an engine began it; None if none has since the server started."""
+    deaths: int = 0
+    """How much the engines count that died in it."""
+
+
 class TrainerReport(_Part):
     """The whole report."""
 
@@ -126,6 +136,7 @@ class TrainerReport(_Part):
     """Since the last call of any client and the last operation; 0 while one runs, and from an older trainer."""
     copies: CopiesReport | None = None
     """None where none are made."""
+    underway: UnderwayReport | None = None
     snapshot_request: SnapshotRequest | None = None
     """None until one was made of this incarnation."""
 

@@ -10,7 +10,6 @@ from everloop_operator.api.training_session_status import (
     MAX_MODELS,
     BaseModelStatus,
     BudgetsStatus,
-    BudgetStatus,
     CheckpointStatus,
     LatestCheckpoint,
     ModelStatus,
@@ -35,7 +34,7 @@ def build(
     spec: TrainingSessionSpec,
     attempt: int,
     pod: Pod | None,
-    budget: BudgetStatus,
+    budgets: BudgetsStatus,
     health: Health,
     endpoint: str,
 ) -> TrainingSessionStatus:
@@ -47,7 +46,7 @@ def build(
         "attempt": attempt,
         "endpoint": endpoint,
         "pod": pod_status(observed, pod),
-        "budgets": BudgetsStatus(infrastructure=budget),
+        "budgets": budgets,
         "storage": _storage(observed, spec, pod),
         "conditions": conditions.update(
             before.conditions,
@@ -217,5 +216,6 @@ def _vital(status: TrainingSessionStatus) -> tuple[Any, ...]:
         else None,
         status.model_count,
         status.recoveries,
-        status.budgets.infrastructure.failures if status.budgets else [],
+        (status.budgets.infrastructure.failures, status.budgets.application.failures) if status.budgets else (),
+        status.failure,
     )

@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
+ACCELERATOR_FAILURES = re.compile(
+    r"uncorrectable ECC error|uncorrectable NVLink error|hardware stack error|no CUDA-capable device is detected|"
+    r"device\(s\) is/are busy or unavailable|GPU is lost|fallen off the bus"
+)
+"""What the CUDA runtime says of a device that is broken (cudaGetErrorString), or that is gone.
+
+Other errors of CUDA, such as an illegal access, are as likely to be a defect of the program.
+"""
+
+
+def accelerator_failed(error: Exception) -> bool:
+    """Whether an error of torch tells of a device that no other engine on this node should be given."""
+    return isinstance(error, RuntimeError) and ACCELERATOR_FAILURES.search(str(error)) is not None
+
 
 class ContentError(Exception):
     """What the user sent cannot be computed; the message starts with the field, e.g. `data[1].loss_fn: ...`."""

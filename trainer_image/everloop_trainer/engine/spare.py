@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everloop_trainer.engine.config import SpareConfig
+from everloop_trainer.exitcodes import ACCELERATOR_FAILED
 
 if TYPE_CHECKING:
     from everloop_trainer.engine.base import BaseModel
@@ -43,7 +44,8 @@ _ENVIRONMENT: Mapping[str, str] = {
 def run_spare(config: SpareConfig) -> int:
     """Load the base model, listen on `config.socket`, and fork an engine for each connection, until SIGTERM.
 
-    Call it in a process that has not imported torch or numpy. Returns the exit status 0.
+    Call it in a process that has not imported torch or numpy. Returns the exit status: 0, or that of an engine whose
+    accelerator failed.
 
     Raises:
         ValueError: the base model is not supported.
@@ -59,8 +61,7 @@ def run_spare(config: SpareConfig) -> int:
     gc.collect()
     gc.freeze()
     _log.info("base model %s loaded in %.1f s", base.name, time.monotonic() - started)
-    _Spare(config, base).serve()
-    return 0
+    return _Spare(config, base).serve()
 
 
 def _load(config: SpareConfig) -> BaseModel:
@@ -89,9 +90,10 @@ class _Spare:
         self._listener = _listen(config.socket)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def serve(self) -> None:
-        """Run until SIGTERM or SIGINT."""
+    def serve(self) -> int:
+        """Run until SIGTERM or SIGINT, or until an engine has found its accelerator broken; the exit status."""
         terminated = False
+        status = 0
 
         def terminate(_signal: int, _frame: object) -> None:
             nonlocal terminated
@@ -102,11 +104,11 @@ class _Spare:
         signal.signal(signal.SIGINT, terminate)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         _log.info("spare listens on %s", self._config.socket)
-        while not terminated:
+        while not terminated and status == 0:
             ready, _, _ = select.select([self._listener.fileno(), self._wake_read], [], [])
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
-                _reap()
+                status = _reap()
             if self._listener.fileno() in ready and not terminated:
                 connection, _ = self._listener.accept()
                 self._fork(connection)
@@ -114,6 +116,7 @@ class _Spare:
         self._config.socket.unlink(missing_ok=True)
         gc.unfreeze()
         _log.info("spare ends")
+        return status
 
     def _fork(self, connection: socket.socket) -> None:
         pid = os.fork()
@@ -164,17 +167,20 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _reap() -> None:
-    """Collect every child that has ended, and say how."""
+def _reap() -> int:
+    """Collect every child that has ended, and say how; returns ACCELERATOR_FAILED if one ended with it, else 0."""
+    found = 0
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return found
         if pid == 0:
-            return
+            return found
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
             _log.warning("engine %d was killed by %s", pid, signal.Signals(-code).name)
         else:
             _log.info("engine %d ended with status %d", pid, code)
+        if code == ACCELERATOR_FAILED:
+            found = code

@@ -1,7 +1,8 @@
 """An engine: answers the requests on its connection one at a time, and is gone when the connection is.
 
 Bad content ends as an answer of category `user`, lack of memory or storage as one of category `server`; both leave the
-state as it was. Anything else is a defect: the process logs it and exits, and the server goes on with a new engine.
+state as it was. A broken accelerator ends the pod. Anything else is a defect: the process logs it and exits, and the
+server goes on with a new engine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -27,11 +28,13 @@ from everloop_trainer.engine.adam import AdamParams
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.config import SpareConfig
 from everloop_trainer.engine.datums import Limits, parse_request
-from everloop_trainer.engine.errors import ContentError, StateError
+from everloop_trainer.engine.errors import ContentError, StateError, accelerator_failed
 from everloop_trainer.engine.lora import Adapter, LoraSpec
 from everloop_trainer.engine.model import LoraModel, load_adapter
 from everloop_trainer.engine.sampling import SampleRequest, sample
 from everloop_trainer.engine.spare import EXIT_DEFECT
+from everloop_trainer.exitcodes import ACCELERATOR_FAILED
+from everloop_trainer.termination import give_up
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +112,8 @@ class Worker:
         except ContentError as error:
             answer, content = {"ok": False, "error": _shortened(str(error)), "category": "user"}, b""
         except (MemoryError, RuntimeError) as error:
+            if accelerator_failed(error):
+                _end_with_accelerator(error)
             if not _out_of_memory(error):
                 raise
             _log.warning("%s failed: out of memory", header["op"])
@@ -245,6 +250,11 @@ def _check_sha256(path: Path, expected: str) -> None:
 def _out_of_memory(error: Exception) -> bool:
     """Tell lack of memory from a defect: on CPU torch reports it as a plain RuntimeError."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)
+
+
+def _end_with_accelerator(error: Exception) -> NoReturn:
+    """End the process, and through its exit status the pod: the next one runs on another node."""
+    os._exit(give_up(ACCELERATOR_FAILED, f"AcceleratorFailed: {_shortened(str(error))}"))
 
 
 def _end_with_thread(failure: threading.ExceptHookArgs) -> None:
