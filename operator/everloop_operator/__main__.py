@@ -29,16 +29,19 @@ from everloop_operator.loop.liveness import Liveness
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
 from everloop_operator.loop.ports import Absent, ClusterError, Refused
+from everloop_operator.loop.read_only import ReadOnlyPass
 from everloop_operator.loop.resync import Resync
 from everloop_operator.loop.session_pass import SessionPass
 from everloop_operator.loop.statuses import StatusWriter
 from everloop_operator.loop.work_queue import WorkQueue
-from everloop_operator.loop.worker import Worker
+from everloop_operator.loop.worker import Pass, Worker
 
 from .settings import OperatorSettings, SettingsError, read
 
 LIVENESS_PORT = 8081
 RETRY_SECONDS = 2.0
+SCHEMA_SECONDS = 5.0
+"""How often schemas that are too old are looked at again."""
 
 T = TypeVar("T")
 
@@ -66,7 +69,13 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
         statuses = StatusWriter(cluster, cache)
         sessions = _session_pass(cluster, cache, statuses, poller, master, settings)
         jobs = _job_pass(cluster, cache, statuses, progress_poller, master, settings)
-        passes = {names.TRAINING_SESSION_KIND: sessions.reconcile, names.RL_JOB_KIND: jobs.reconcile}
+        passes: dict[str, Pass] = {
+            names.TRAINING_SESSION_KIND: sessions.reconcile,
+            names.RL_JOB_KIND: jobs.reconcile,
+        }
+        outdated = await _patiently(cluster.lacking, stop)
+        for kind, missing in outdated.items():
+            passes[kind] = ReadOnlyPass(cluster, cache, kind, missing, now).reconcile
         worker = Worker(queue, passes)
         resync = Resync(cluster, cache, queue)
         alive = Liveness(queue, resync)
@@ -76,7 +85,10 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
         log.info("started", objects=len(cache.keys()), nodes=len(cache.nodes()))
         handlers = watch.registry(cache, queue, alive, stop, settings.scope)
         watching = asyncio.create_task(watch.watch(handlers, settings.scope, liveness_endpoint=endpoint, stop=stop))
-        own = [asyncio.create_task(task) for task in (worker.run(), resync.run(), alive.run(), _until(stop))]
+        running = [worker.run(), resync.run(), alive.run(), _until(stop)]
+        if outdated:
+            running.append(_until_current(cluster))
+        own = [asyncio.create_task(task) for task in running]
         try:
             done, _ = await asyncio.wait([watching, *own], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -161,6 +173,18 @@ async def _patiently(read: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T
         except TimeoutError:
             continue
     raise Stopped
+
+
+async def _until_current(cluster: kube.Kube) -> None:
+    """Until the CustomResourceDefinitions have every field: then this process ends, and the next one does its work."""
+    while True:
+        await asyncio.sleep(SCHEMA_SECONDS)
+        try:
+            if not await cluster.lacking():
+                log.info("the CustomResourceDefinitions have been updated")
+                return
+        except ClusterError as error:
+            log.warning("the served schemas can't be read", problem=str(error))
 
 
 async def _until(stop: asyncio.Event) -> None:

@@ -186,6 +186,11 @@ class Operator:
         except httpx.HTTPError:
             return False
 
+    def ended(self, seconds: float) -> int:
+        """Exit code, once it ends by itself."""
+        assert self._process
+        return self._process.wait(seconds)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         assert self._process
         if self._process.poll() is None:

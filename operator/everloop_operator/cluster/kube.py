@@ -21,7 +21,8 @@ import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
-from everloop_operator.api import names, tokens
+from everloop_operator.api import crd, names, tokens
+from everloop_operator.api.served import lacking
 from everloop_operator.core.events import Event
 from everloop_operator.core.projections import format_time
 from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Listed, Refused
@@ -247,6 +248,22 @@ class Kube:
         for path in watched:
             for part in self._scope.paths(path):
                 await self._call("GET", part, query={"limit": 1})
+
+    async def lacking(self) -> dict[str, list[str]]:
+        """Kind -> fields of this version that the served schema does not have; nothing of a kind that has them all."""
+        try:
+            document = await self._call("GET", f"/openapi/v3{OURS}")
+        except Absent as error:  # published a moment after the kinds are served
+            raise ClusterError(str(error)) from error
+        served = document["components"]["schemas"]
+        found = {}
+        for definition in (crd.training_session_crd(), crd.rl_job_crd()):
+            kind, version = definition["spec"]["names"]["kind"], definition["spec"]["versions"][0]
+            name = ".".join((*reversed(names.GROUP.split(".")), names.VERSION, kind))
+            missing = lacking(version["schema"]["openAPIV3Schema"], served.get(name, {}))
+            if missing:
+                found[kind] = missing
+        return found
 
     async def _call(
         self,

@@ -81,7 +81,7 @@ def expiry(observed: Observed, spec: TrainingSessionSpec) -> datetime | None:
     """When what is left of a session that is Stopped, or Failed for good, is removed; None if nothing is."""
     status = observed.session.status
     stalled, since = _stalled(status), None
-    if stalled and stalled.observed_generation == observed.session.generation:
+    if stalled:
         since = stalled.last_transition_time
     elif status.rest and status.rest.state == "Stopped" and observed.session.made_by_gateway:
         since = status.rest.since

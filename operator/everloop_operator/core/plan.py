@@ -125,7 +125,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         status=desired,
         events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
         finalizers=ending.finalizers(observed),
-        delete_session=lifecycle.expired(observed, spec),
+        delete_session=decision.rest is not None and lifecycle.expired(observed, spec),
         poll=_poll(decision, state, snapshot=decision.leaving.request if decision.leaving else request),
         requeue_after=_requeue_after(observed, spec, decision, state, verdict, settings),
     )
