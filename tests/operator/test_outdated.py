@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_an_operator_before_an_older_definition(tmp_path: Path) -> None:
         for definition in (older, crd.rl_job_crd()):
             api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
         for plural in ("trainingsessions", "rljobs"):
-            eventually(plural, lambda plural=plural: served(api, f"{SESSIONS}/{plural}"))
+            eventually(plural, partial(served, api, f"{SESSIONS}/{plural}"))
         grant(api)
         path = f"{SESSIONS}/namespaces/default/{names.TRAINING_SESSION_PLURAL}"
         eventually("a session", lambda: api.request("POST", path, session_body(KEY.name)).status_code == 201)
