@@ -14,7 +14,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.core import children
 from everloop_operator.core.projections import pod_of
 from tests.operator.builders import session, spec
-from tests.operator.full import ENVIRONMENT, FULL, OVERLAY
+from tests.operator.full import ENVIRONMENT, GOOD, OVERLAY
 from tests.operator.overlays import overlays
 from tests.operator.restricted import violations
 
@@ -121,9 +121,11 @@ def test_nodes_that_the_user_excludes_are_not_those_that_failed() -> None:
         assert pod.avoided_nodes == set(avoid)
 
 
-def test_every_name_of_ours_is_reserved() -> None:
+@pytest.mark.parametrize("good", GOOD)
+def test_every_name_of_ours_is_reserved(good: dict[str, Any]) -> None:
     """Volumes, mounts, variables and containers of the pod have names that the overlay can't take."""
-    everything = spec(**{field: value for field, value in FULL["spec"].items() if field != "pod"})
+    plain = {field: value for field, value in good["spec"].items() if field != "pod"}
+    everything = TrainingSessionSpec.model_validate(plain)
     pod = children.pod(session(), everything, 3, image="trainer:1", avoid=(), shun=())["spec"]
     [trainer] = pod["containers"]
     for volume in pod["volumes"]:

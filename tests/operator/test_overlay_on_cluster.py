@@ -12,7 +12,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.core import children
 from tests.operator.builders import SPEC, session
-from tests.operator.full import FULL, OVERLAY
+from tests.operator.full import FULL, GOOD, OVERLAY
 from tests.operator.overlays import overlays
 from tests.operator.world import SESSIONS, Api, World, eventually
 
@@ -38,8 +38,9 @@ def built(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_pod_with_everything_in_it_is_accepted(namespace: Api) -> None:
-    """The pod of the fullest overlay is good, and meets the restricted standard as Kubernetes itself checks it."""
-    namespace.create(PODS, built(FULL["spec"]))
+    """The pods of the fullest objects are good, and meet the restricted standard as Kubernetes itself checks it."""
+    for good in GOOD:
+        namespace.create(PODS, built(good["spec"]))
     worse = built(FULL["spec"])
     worse["spec"]["initContainers"][0]["securityContext"] = {}
     answer = namespace.request("POST", PODS, worse)
