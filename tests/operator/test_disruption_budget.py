@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from everloop_operator.api import names
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 from everloop_operator.core import children
-from everloop_operator.core.node_rules import DRAIN, signals
+from everloop_operator.core.node_rules import DRAIN, Severity, Signal, signals
 from everloop_operator.core.observed import Node, Observed, Trainer
 from tests.operator import builders
 from tests.operator.builders import ago, decided, node, pod, report, session, spec, status_of
@@ -22,6 +23,10 @@ def cordoned(seconds: float, name: str = "node-a") -> Node:
     """A node that has been cordoned for so long."""
     body = {"metadata": {"name": name}, "spec": {"unschedulable": True}}
     return node(name, signals=signals(body, [DRAIN], now=ago(seconds)))
+
+
+def cordoned70(name: str) -> Node:
+    return cordoned(70, name)
 
 
 def on(*nodes: Node, overlay: dict[str, Any] = OVERLAY, **changes: Any) -> Observed:
@@ -64,16 +69,27 @@ def test_a_drained_node_is_left_after_a_minute() -> None:
 
 def test_without_a_budget_a_cordon_moves_nothing() -> None:
     """An eviction is let through at once then, and loses nothing."""
-    assert decided(on(cordoned(3600), overlay={})).create_pod is None
+    result = decided(on(cordoned(70), overlay={}))
+    assert (result.create_pod, result.poll and result.poll.snapshot) == (None, "")
 
 
-@pytest.mark.parametrize("drained", [1, 10])
-def test_many_drained_nodes_are_no_sign_of_a_bad_rule(drained: int) -> None:
+def flagged(name: str) -> Node:
+    return node(name, signals=(Signal("r", Severity.MOVE_NOW, "sick", since=ago(70), due=ago(10)),))
+
+
+@pytest.mark.parametrize("other", [cordoned70, flagged])
+def test_a_drain_is_not_held_back(other: Callable[[str], Node]) -> None:
     """Who drains a whole fleet waits for each of its sessions: the fleet cap is for what rules find."""
-    nodes = [cordoned(70), *(cordoned(70, f"node-{number}") for number in range(1, drained))]
-    asked = decided(on(*nodes))
+    asked = decided(on(cordoned(70), *(other(f"node-{number}") for number in range(10))))
     assert asked.poll is not None
     assert asked.poll.snapshot
+
+
+def test_drained_nodes_hold_no_rule_back() -> None:
+    """They do not count as nodes that a rule would have left."""
+    assert (
+        decided(on(flagged("node-a"), *(cordoned70(f"node-{number}") for number in range(10)))).create_pod is not None
+    )
 
 
 def test_evictions_are_held_back_by_the_api_server(world: World) -> None:
