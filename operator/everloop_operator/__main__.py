@@ -66,9 +66,9 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     progress_poller = Poller(readers.ask, queue.add, now)
     try:
         master = await _patiently(lambda: _master_key(cluster), stop)
-        statuses = StatusWriter(cluster, cache)
+        statuses = StatusWriter(cluster, cache, queue.add)
         sessions = _session_pass(cluster, cache, statuses, poller, master, settings)
-        jobs = _job_pass(cluster, cache, statuses, progress_poller, master, settings)
+        jobs = _job_pass(cluster, cache, statuses, progress_poller, queue, master, settings)
         passes: dict[str, Pass] = {
             names.TRAINING_SESSION_KIND: sessions.reconcile,
             names.RL_JOB_KIND: jobs.reconcile,
@@ -135,6 +135,7 @@ def _job_pass(
     cache: Cache,
     statuses: StatusWriter,
     poller: Poller[ProgressPoll, ProgressReport],
+    queue: WorkQueue,
     master: bytes,
     settings: OperatorSettings,
 ) -> JobPass:
@@ -145,7 +146,7 @@ def _job_pass(
         release_namespace=settings.release_namespace,
     )
     plan_settings = JobSettings(settings.operator_image, settings.gateway_endpoint, settings.node_lost_seconds)
-    executor = JobExecutor(cluster, cache, statuses, credentials, now)
+    executor = JobExecutor(cluster, cache, statuses, credentials, queue.add, now)
     return JobPass(cluster, cache, executor, poller, credentials, plan_settings, now)
 
 

@@ -15,7 +15,12 @@ from pathlib import Path
 
 from tests.soak.interrupt import end_like_ctrl_c
 
-WHOLE = ("tests/e2e/test_node_health.py", "tests/session/test_model.py", "tests/acceptance/test_release.py")
+WHOLE = (
+    "tests/e2e/test_node_health.py",
+    "tests/e2e/test_rl_job.py",
+    "tests/session/test_model.py",
+    "tests/acceptance/test_release.py",
+)
 """Tests that run in full where EVERLOOP_TEST_WHOLE or EVERLOOP_MODEL_EXAMPLES is set."""
 MODEL_EXAMPLES = 5000
 """Histories of any client under any faults; EVERLOOP_MODEL_EXAMPLES asks for another number."""

@@ -90,6 +90,17 @@ def test_a_stopped_session_takes_no_model(default: bool) -> None:
         )
 
 
+def test_a_key_of_one_session_gets_no_other() -> None:
+    """Neither the default nor the oldest, and none is made for it; another base model is refused."""
+    others = [view("a", created="2030-01-01"), view("b", default=True), view("mine", created="2031")]
+    assert place("small", "team", others, catalogue(), needs_slot=True, only="mine") == others[2]
+    for sessions in ([*others[:2], view("mine", base_model="org/other")], others[:2]):
+        with pytest.raises(Unplaceable, match="no TrainingSession in namespace 'team' serves it"):
+            place("org/small", "team", sessions, catalogue(), needs_slot=True, only="mine")
+    full = [*others[:2], view("mine", model_count=16)]
+    assert place("org/small", "team", full, catalogue(), needs_slot=True, only="mine") == full[2]
+
+
 def test_a_sampling_session_takes_no_room() -> None:
     """A full session still samples."""
     full = view("a", model_count=16)

@@ -145,6 +145,28 @@ def test_a_checkpoint_of_another_key_is_not_loaded(cluster: Cluster, gateway: Ga
     assert (failed["category"], failed["error"]) == ("user", f"path: {path}")
 
 
+def test_the_key_of_a_job_reads_its_start_checkpoint_and_trains_on_its_session(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant
+) -> None:
+    """The one foreign path that its Secret names, and no other; new models go to the session that it names."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        client.post("/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"})
+        paths = [f"tinker://{session_id}:train:0/weights/{name}" for name in ("start", "other")]
+    serving.create_session("other", "org/small", {names.LABEL_DEFAULT: "true"})
+    key = cluster.mint_key(serving.namespace)
+    key.manifest["stringData"] |= {"session": "small", "checkpoint": paths[0]}
+    key.apply()
+    with gateway.session(key.text) as (client, session_id):
+        new = {"session_id": session_id, "model_seq_id": 0, "path": paths[1], "optimizer": True}
+        assert client.post("/load_weights", json=new).status_code == 403
+        assert client.post("/load_weights", json={**new, "path": paths[0]}).status_code == 200
+        client.post("/create_model", json={"session_id": session_id, "model_seq_id": 1, "base_model": "org/small"})
+        own = {"model_id": f"{session_id}:train:1", "seq_id": 1, "path": paths[0], "optimizer": True}
+        assert "error" not in client.post("/retrieve_future", json=client.post("/load_weights", json=own).json()).json()
+    bound = {b["data"]["id"]: b["data"]["session"] for b in serving.bindings()}
+    assert [bound[f"{session_id}:train:{n}"] for n in (0, 1)] == ["small", "small"]
+
+
 def test_an_unknown_base_model_is_a_bad_request_that_lists_the_known(
     cluster: Cluster, gateway: GatewayProcess, serving: Tenant, sdk: Start
 ) -> None:

@@ -42,6 +42,15 @@ def seen(owner: str = "", mode: str = "SharedPosix", **changes: Any) -> SeenSess
     return SeenSession(replace(serving, status=status, **changes), owner)
 
 
+def idle(on_call: str = "Wake") -> SeenSession:
+    """A session that has given its pod back."""
+    serving = seen()
+    status = serving.session.status.model_copy(update={"phase": "Idle", "conditions": []})
+    return replace(
+        serving, session=replace(serving.session, spec=builders.spec(idle={"onCall": on_call}), status=status)
+    )
+
+
 def waiting() -> SeenSession:
     """A session that does not serve yet."""
     return replace(seen(), session=builders.session())

@@ -42,7 +42,7 @@ class Loop:
         self.cluster = OneCluster()
         self.queue, self.cache = WorkQueue(), Cache(clock)
         self.poller = Poller(Silent().ask, self.queue.add, clock)
-        statuses = StatusWriter(self.cluster, self.cache)
+        statuses = StatusWriter(self.cluster, self.cache, self.queue.add)
         self.executor = Executor(self.cluster, self.cache, statuses, lambda uid, attempt: f"token {attempt}", clock)
         self.observer = Observer(self.cluster, self.cache, self.poller, clock)
         self.passes = SessionPass(

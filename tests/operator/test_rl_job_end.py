@@ -27,6 +27,7 @@ from tests.operator.job_builders import (
     status_of,
     told,
     variables,
+    waiting,
 )
 
 SUCCEEDED = driver(phase="Succeeded", ready=False, container=Container(exit_code=0, exit_reason="Completed"))
@@ -46,7 +47,7 @@ SUCCEEDED = driver(phase="Succeeded", ready=False, container=Container(exit_code
     ],
 )
 def test_completion(changes: dict[str, Any], drivers: tuple[Driver, ...], progress: Any, reason: str) -> None:
-    """First the status says so; then drivers are ended and the key is void; after the TTL all children go."""
+    """First the status says so; then drivers are ended, and then the key; after the TTL all children go."""
     base = replace(running(), drivers=drivers, progress=Answer(report=progress))
     base = replace(base, job=replace(base.job, spec=spec(**changes)))
     result = decided(base)
@@ -58,7 +59,8 @@ def test_completion(changes: dict[str, Any], drivers: tuple[Driver, ...], progre
     end = after(base, result)
     cleaning = decided(end)
     assert [d.name for d in cleaning.delete_pods] == ([] if drivers[0].pod.terminal else ["poems-driver-a1"])
-    assert (cleaning.credentials, cleaning.keep_key, cleaning.poll) == (None, False, None)
+    assert (cleaning.credentials, cleaning.keep_key, cleaning.poll) == (None, not drivers[0].pod.terminal, None)
+    assert not decided(replace(end, drivers=())).keep_key
     assert cleaning.status == status
     expired = decided(replace(end, now=NOW + timedelta(seconds=spec().ttl_seconds_after_finished + 1)))
     assert [d.name for d in expired.delete_pods] == ["poems-driver-a1"]
@@ -114,11 +116,16 @@ def test_suspended_job_has_no_driver_and_goes_on_where_it_was() -> None:
     result = decided(rest)
     assert (status_of(result).phase, condition(result, "Ready")[:2]) == ("Suspended", ("True", "Suspended"))
     assert [d.name for d in result.delete_pods] == ["poems-driver-a1"]
-    assert (result.credentials, result.keep_key) == (None, False)
+    assert (result.credentials, result.keep_key) == (None, True), "until it is gone it may save what it has"
     resting = after(rest, result, drivers=())
     assert decided(resting).status == resting.job.status
+    assert not decided(resting).keep_key
     resumed = replace(resting, job=replace(resting.job, spec=spec()))
-    result = decided(resumed)
+    waits = replace(resumed, session=waiting())
+    assert decided(waits).create_pod is None
+    for _ in range(2):  # the session was suspended too, and takes its time
+        waits = after(waits, decided(waits))
+    result = decided(replace(waits, session=resumed.session))
     assert variables(result)["EVERLOOP_RESUME_ITERATION"] == "5"
     status = status_of(result)
     assert (status.attempt, status.recoveries[-1].reason) == (2, "Resumed")

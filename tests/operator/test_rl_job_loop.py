@@ -15,7 +15,7 @@ from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.job_execute import JobCredentials, JobExecutor
 from everloop_operator.loop.job_pass import JobPass
 from everloop_operator.loop.poller import Poller
-from everloop_operator.loop.ports import ClusterError, Key, Unanswered, job_key
+from everloop_operator.loop.ports import ClusterError, Key, Listed, Unanswered, job_key
 from everloop_operator.loop.statuses import StatusWriter
 from everloop_operator.loop.work_queue import WorkQueue
 from tests.operator.builders import serving
@@ -54,7 +54,8 @@ class Loop:
             key_id=lambda uid: tokens.job_key_id(MASTER, uid),
             release_namespace="system",
         )
-        executor = JobExecutor(self.cluster, self.cache, StatusWriter(self.cluster, self.cache), credentials, clock)
+        statuses = StatusWriter(self.cluster, self.cache, self.queue.add)
+        executor = JobExecutor(self.cluster, self.cache, statuses, credentials, self.queue.add, clock)
         self.passes = JobPass(self.cluster, self.cache, executor, poller, credentials, SETTINGS, clock)
         self.resync = resync.Resync(self.cluster, self.cache, self.queue)
 
@@ -160,8 +161,11 @@ async def test_suspended_job_has_no_key(loop: Loop) -> None:
     body = loop.cluster.objects[KEY]
     loop.cache.put(loop.cluster.stamped({**body, "spec": {**body["spec"], "suspend": True}}))
     await loop.passes.reconcile(KEY)
-    assert ("system", KEY_SECRET) not in loop.cluster.secrets
     assert "delete Pod poems-driver-a1" in loop.cluster.written
+    assert ("system", KEY_SECRET) in loop.cluster.secrets, "the driver may save what it has"
+    loop.cache.drop_pod(loop.cluster.pods.pop("poems-driver-a1"))
+    await loop.passes.reconcile(KEY)
+    assert ("system", KEY_SECRET) not in loop.cluster.secrets
 
 
 async def test_refused_pod_is_reported_and_not_repeated(loop: Loop) -> None:
@@ -174,6 +178,25 @@ async def test_refused_pod_is_reported_and_not_repeated(loop: Loop) -> None:
     assert loop.cluster.secrets == {}
 
 
+async def test_job_does_not_pass_for_running_while_no_pod_can_be_made(loop: Loop) -> None:
+    """A webhook that is down fails every creation: the status says so, and the pass is repeated."""
+    for _ in range(2):
+        await loop.passes.reconcile(KEY)
+    body = loop.cluster.objects[KEY]
+    loop.cache.put(loop.cluster.stamped({**body, "status": {**body["status"], "phase": "Running"}}))
+    loop.cluster.pods.clear()
+    loop.cache.replace(sessions=Listed((), 0), jobs=Listed((), 0), pods=Listed((), 9999), nodes=Listed((), 9999))
+    loop.cluster.broken = "500: failed calling webhook"
+    with pytest.raises(ClusterError, match="webhook"):
+        await loop.passes.reconcile(KEY)
+    status = loop.status()
+    assert (status["phase"], status["attempt"]) == ("Recovering", 1)
+    assert "webhook" in next(c for c in status["conditions"] if c["type"] == "Ready")["message"]
+    loop.cluster.broken = ""
+    await loop.passes.reconcile(KEY)
+    assert list(loop.cluster.pods) == ["poems-driver-a2"]
+
+
 async def test_job_is_woken_by_its_session() -> None:
     """Whatever happens to the session that it names, or owns, is a reason for a pass; another's is none."""
     loop = Loop()
@@ -184,6 +207,24 @@ async def test_job_is_woken_by_its_session() -> None:
     assert loop.cache.drop(session) == {Key("team", "tuned"), KEY}
     loop.cache.drop(loop.cluster.objects[KEY])
     assert loop.cache.put(loop.cluster.add(session_body("tuned"))) == {Key("team", "tuned")}
+
+
+async def test_session_that_a_job_makes_or_changes_has_a_pass(loop: Loop) -> None:
+    """Its watch shows what the answer to the apply has shown before, which is nothing new."""
+    own = Loop()
+    own.add_job(session={"template": {"spec": session_body()["spec"]}})
+    await own.passes.reconcile(KEY)
+    made = own.cluster.objects[Key("team", KEY.name)]
+    assert own.cache.put(made) == set()
+    assert {await own.queue.take(), await own.queue.take()} == {Key("team", KEY.name), KEY}
+
+
+async def test_job_hears_of_a_status_that_this_process_wrote(loop: Loop) -> None:
+    """A session that serves again is what its job waits for."""
+    session = loop.cluster.objects[Key("team", "tuned")]
+    writer = StatusWriter(loop.cluster, loop.cache, loop.queue.add)
+    await writer.write(Key("team", "tuned"), session, {}, {**session["status"], "phase": "Recovering"}, urgent=True)
+    assert await asyncio.wait_for(loop.queue.take(), 1) == KEY
 
 
 async def test_drivers_do_not_count_as_pods_of_sessions(loop: Loop) -> None:

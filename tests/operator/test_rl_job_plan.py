@@ -24,6 +24,7 @@ from tests.operator.job_builders import (
     decided,
     driver,
     failed,
+    idle,
     job,
     observed,
     pod,
@@ -63,6 +64,7 @@ def test_first_driver_starts_from_the_checkpoint_of_the_spec() -> None:
     [
         (None, "SessionNotFound", "Pending"),
         (waiting(), "SessionNotServing", "Pending"),
+        (idle("Refuse"), "SessionNotServing", "Pending"),
         (seen(mode="Exclusive"), "ClaimNotShared", "Failed"),
     ],
 )
@@ -72,6 +74,11 @@ def test_no_driver_without_a_session_that_serves(session: Any, reason: str, phas
     assert (result.create_pod, result.credentials) == (None, None)
     assert condition(result, "SessionReady")[:2] == ("False", reason)
     assert status_of(result).phase == phase
+
+
+def test_idle_session_is_woken_by_the_driver() -> None:
+    """Its calls are what wakes it: waiting for it to serve would be waiting for ever."""
+    assert decided(observed(session=idle())).create_pod is not None
 
 
 def test_own_session_is_created_and_then_waited_for() -> None:
@@ -195,6 +202,13 @@ def test_node_that_flaps_costs_nothing() -> None:
     assert result.requeue_after == pytest.approx(1.5)
 
 
+def test_node_that_may_not_be_seen_is_not_taken_for_gone() -> None:
+    """An installation without rights on nodes knows of losses through pods only."""
+    base = replace(running(), nodes={}, nodes_watched=False)
+    assert decided(base).create_pod is None
+    assert decided(replace(base, drivers=())).create_pod is not None
+
+
 def test_last_words_count_more_than_the_last_answer() -> None:
     """What the driver reported after the operator asked for the last time is not done again."""
     base = running(iteration=5)
@@ -230,6 +244,18 @@ def test_successor_waits_for_the_session() -> None:
     assert (result.create_pod, status_of(result).phase) == (None, "Recovering")
     assert status_of(result).attempt == 1
     assert decided(after(base, result, drivers=())).create_pod is not None
+
+
+def test_cause_of_a_loss_outlasts_the_wait_for_a_successor() -> None:
+    """Whatever becomes of the pod meanwhile: a failed program stays its own fault, and a lost node is told of."""
+    base = replace(running(), session=waiting())
+    for first, reason, budget in (((failed(),), "DriverFailed", "application"), ((), "PodLost", "infrastructure")):
+        lost_one = after(base, decided(replace(base, drivers=first)), drivers=(), session=seen())
+        status = status_of(decided(lost_one))
+        assert status.recoveries[-1].reason == reason
+        assert status.budgets is not None
+        assert getattr(status.budgets, budget).used == 1
+        assert status.loss is None
 
 
 def test_living_driver_outlasts_a_session_that_recovers() -> None:

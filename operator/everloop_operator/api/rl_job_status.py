@@ -84,6 +84,17 @@ class JobRecovery(ApiModel):
     time: Time = Field(description="When it was detected.")
 
 
+class LossStatus(ApiModel):
+    """Why the current driver is over, while it has no successor yet."""
+
+    reason: Annotated[str, Field(max_length=64)] = Field(description="As in `recoveries`.")
+    message: Text = Field(default="", description="Why, in words for people.")
+    budget: Literal["infrastructure", "application", "none"] = Field(
+        description="The budget that its successor will use."
+    )
+    node: Identifier = Field(default="", description="Node of the driver.")
+
+
 class Failure(ApiModel):
     """The last driver that ended with an error."""
 
@@ -122,6 +133,9 @@ class RLJobStatus(ApiModel):
     )
     finish_time: Time | None = Field(default=None, description="When it was Completed, or Failed for good.")
     budgets: JobBudgetsStatus | None = Field(default=None, description="How much of each budget is used.")
+    loss: LossStatus | None = Field(
+        default=None, description="Why the current driver is over, while it has no successor yet."
+    )
     recovery_count: Count = Field(default=0, description="Drivers that were replaced.")
     recoveries: Annotated[list[JobRecovery], Field(max_length=MAX_RECOVERIES)] = Field(
         default=[],

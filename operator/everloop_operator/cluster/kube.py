@@ -248,6 +248,11 @@ class Kube:
         for path in watched:
             for part in self._scope.paths(path):
                 await self._call("GET", part, query={"limit": 1})
+        # kopf watches what it finds here when it starts, and a kind that was just installed may not be listed yet.
+        listed = {resource["name"] for resource in (await self._call("GET", OURS))["resources"]}
+        for plural in PLURALS.values():
+            if plural not in listed:
+                raise ClusterError(f"GET {OURS}: {plural} is not listed yet")
 
     async def lacking(self) -> dict[str, list[str]]:
         """Kind -> fields of this version that the served schema does not have; nothing of a kind that has them all."""

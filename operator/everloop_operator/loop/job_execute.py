@@ -37,11 +37,18 @@ class JobExecutor:
     """Remembers only what saves requests: which credentials it has applied or removed."""
 
     def __init__(
-        self, cluster: Cluster, cache: Cache, statuses: StatusWriter, credentials: JobCredentials, now: Now
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        statuses: StatusWriter,
+        credentials: JobCredentials,
+        wake: Callable[[Key], None],
+        now: Now,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._statuses = statuses
+        self._wake = wake
         self._credentials = credentials
         self._now = now
         self._uids: dict[Key, str] = {}
@@ -78,7 +85,9 @@ class JobExecutor:
         self._uids[key] = job.uid
         try:
             if plan.apply_session is not None:
-                self._cache.put(await self._cluster.apply(plan.apply_session))
+                # The watch will show nothing new: the session's own pass is asked for here.
+                for other in self._cache.put(await self._cluster.apply(plan.apply_session)):
+                    self._wake(other)
             if plan.create_pod is not None:
                 # Before the key: once this pod exists, no other driver's key is to be the valid one.
                 self._cache.put_pod(await self._cluster.apply(plan.create_pod))
@@ -93,7 +102,7 @@ class JobExecutor:
         if plan.delete_session:
             await self._cluster.delete_session(key.namespace, job.session_name, uid=plan.delete_session)
         await self._remove_secrets(job, plan)
-        delay = await self._status(key, body, observed, plan)
+        delay = await self.tell(key, body, observed, plan)
         try:
             for event in plan.events:
                 await self._cluster.post_event(body, event, self._now())
@@ -130,7 +139,8 @@ class JobExecutor:
                 await self._cluster.delete_secret(job.namespace, children.secret_name(job.name, attempt))
                 removed.add(attempt)
 
-    async def _status(self, key: Key, body: Body, observed: ObservedJob, plan: JobPlan) -> float | None:
+    async def tell(self, key: Key, body: Body, observed: ObservedJob, plan: JobPlan) -> float | None:
+        """Writes the status and no more; returns as `execute` does. Raises ClusterError."""
         before, after = observed.job.status, plan.status
         if after is None:
             return None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from everloop_operator.core.jobs.observed import Driver, Job, ObservedJob
 from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll, plan
 from everloop_operator.core.jobs.projections import job_of, seen_session
 from everloop_operator.core.jobs.report import ProgressReport
+from everloop_operator.core.observed import Refusal
 
 from .cache import Cache, session_of_job
 from .job_execute import JobCredentials, JobExecutor
 from .poller import Poller
-from .ports import Absent, Body, Cluster, Key, Now
+from .ports import Absent, Body, Cluster, ClusterError, Key, Now
 
 
 class JobPass:
@@ -43,7 +46,15 @@ class JobPass:
             return None
         observed = await self._observe(key, body)
         todo = plan(observed, self._settings)
-        put_off = await self._executor.execute(key, body, observed, todo)
+        try:
+            put_off = await self._executor.execute(key, body, observed, todo)
+        except ClusterError as error:
+            if todo.create_pod:
+                # A job without a driver must not pass for running until one can be made (a webhook that is down).
+                refusal = Refusal(str(error)[:900], observed.now, observed.job.generation, transient=True)
+                told = plan(replace(observed, refusal=refusal), self._settings)
+                await self._executor.tell(key, body, observed, told)
+            raise
         token = self._credentials.token(observed.job.uid, todo.poll.attempt) if todo.poll else ""
         self._poller.want(key, todo.poll, token)
         waits = [wait for wait in (todo.requeue_after, put_off) if wait is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from everloop_operator.core import status
@@ -15,9 +15,10 @@ from .ports import Body, Cluster, Key
 class StatusWriter:
     """Remembers when it last wrote each status."""
 
-    def __init__(self, cluster: Cluster, cache: Cache) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, wake: Callable[[Key], None]) -> None:
         self._cluster = cluster
         self._cache = cache
+        self._wake = wake
         self._written: dict[Key, float] = {}
 
     def forget(self, key: Key) -> None:
@@ -47,5 +48,7 @@ class StatusWriter:
             return due - clock
         written = await self._cluster.write_status(body, after)
         self._written[key] = clock
-        self._cache.put(written)
+        # The watch will show nothing new: whoever depends on this object hears of it here.
+        for other in self._cache.put(written) - {key}:
+            self._wake(other)
         return None

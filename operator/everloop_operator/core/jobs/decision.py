@@ -54,10 +54,10 @@ def decide(observed: ObservedJob, spec: RLJobSpec, *, may_start: bool, lost_afte
     if current == 0:
         return _next(observed, 0, None, None, budgets, may_start=may_start)
     wanted = children.template_hash(spec)
-    if recorded.phase == names.PHASE_SUSPENDED and current == recorded.attempt:
-        loss: Loss | None = Loss(names.RECOVERY_RESUMED, "the job is no longer suspended", "none")
-    else:
-        loss = losses.find(observed, current, driver, wanted, lost_after)
+    loss = losses.find(observed, current, driver, wanted, lost_after)
+    if loss and recorded.loss and current == recorded.attempt:
+        # What is seen of a driver that has been waiting for its successor is what became of it, and not the cause.
+        loss = losses.recorded(recorded.loss)
     if loss is None:
         cause = _cause(observed, recorded.attempt, wanted) if 0 < recorded.attempt < current else None
         if cause:
@@ -71,8 +71,8 @@ def decide(observed: ObservedJob, spec: RLJobSpec, *, may_start: bool, lost_afte
 
 def _cause(observed: ObservedJob, attempt: int, wanted: str) -> Loss:
     """Why an attempt has a successor that the status does not know: the pass that made it came no further."""
-    if observed.job.status.phase == names.PHASE_SUSPENDED:
-        return Loss(names.RECOVERY_RESUMED, "the job is no longer suspended", "none")
+    if observed.job.status.loss:
+        return losses.recorded(observed.job.status.loss)
     before = next((driver for driver in observed.drivers if driver.pod.attempt == attempt), None)
     found = losses.find(observed, attempt, before, wanted, 0.0)
     return found or Loss(names.RECOVERY_POD_DELETED, f"attempt {attempt} has been replaced", "none")

@@ -63,6 +63,9 @@ def session(observed: ObservedJob, spec: RLJobSpec) -> Aspect:
     if storage and storage.fence_mode not in ("", SHARED):
         message = f"the journal's claim of {title} is not ReadWriteMany: a driver can't share it"
         return Aspect(False, names.REASON_CLAIM_NOT_SHARED, message)
+    wakes = seen.session.spec is not None and seen.session.spec.idle.on_call == "Wake"
+    if seen.session.status.phase == names.PHASE_IDLE and wakes:
+        return Aspect(True, names.REASON_IDLE, f"{title} is idle; the driver's first call wakes it")
     serving = _condition(observed, names.CONDITION_SERVING)
     if serving is None or serving[0] != "True" or not storage or not storage.fence_mode:
         why = serving[1] if serving else "it is new"
@@ -100,8 +103,8 @@ def running(observed: ObservedJob, spec: RLJobSpec, decision: Decision) -> JobHe
     reason = names.REASON_RECOVERING if begun else names.REASON_WAITING
     # Without a driver the session is what is waited for; with one, calls are held until the session is back.
     blocker = pods if decision.driver and not decision.lost else (seen if seen.status is not True else pods)
-    story = f"{decision.loss.message}; " if decision.loss else ""
-    return JobHealth(phase, Aspect(False, reason, story + blocker.message), None, seen, pods)
+    told = [decision.loss.message, blocker.message] if decision.loss else [blocker.message]
+    return JobHealth(phase, Aspect(False, reason, "; ".join(dict.fromkeys(told))), None, seen, pods)
 
 
 _BEGUN = (names.PHASE_RUNNING, names.PHASE_RECOVERING)

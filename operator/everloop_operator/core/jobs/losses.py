@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from everloop_operator.api import names
+from everloop_operator.api.rl_job_status import LossStatus
 from everloop_operator.core.observed import Pod, within
 
 from .observed import Driver, ObservedJob
@@ -31,6 +32,15 @@ class Loss:
     def by_itself(self) -> bool:
         """Whether the pod ended by itself: then the next one waits longer each time."""
         return self.reason in (names.RECOVERY_DRIVER_FAILED, names.RECOVERY_POD_FAILED)
+
+
+RESUMED = Loss(names.RECOVERY_RESUMED, "the job is no longer suspended", "none")
+"""What ends a driver that was ended because its job was to rest."""
+
+
+def recorded(loss: LossStatus) -> Loss:
+    """A loss as an earlier pass has found it."""
+    return Loss(loss.reason, loss.message, loss.budget, loss.node)
 
 
 def find(

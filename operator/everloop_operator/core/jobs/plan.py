@@ -94,6 +94,7 @@ def _after_the_end(observed: ObservedJob, spec: RLJobSpec) -> JobPlan:
     pods = _deletions(observed, [d.pod.attempt for d in observed.drivers if gone or not d.pod.terminal])
     return JobPlan(
         apply_session=None if gone else _session(observed, spec, rests=True),
+        keep_key=_winding_up(observed),
         delete_pods=pods,
         delete_session=_own_session(observed, spec) if gone else "",
         stale_secrets=_stale_secrets(observed, observed.attempt + 1),
@@ -116,12 +117,18 @@ def _rest(observed: ObservedJob, spec: RLJobSpec) -> JobPlan:
     pods = _deletions(observed, [d.pod.attempt for d in observed.drivers])
     return JobPlan(
         apply_session=_session(observed, spec, rests=True),
+        keep_key=_winding_up(observed),
         delete_pods=pods,
         stale_secrets=_stale_secrets(observed, observed.attempt + 1),
         status=desired,
         events=told,
         requeue_after=_force_wait(observed, [d.pod.attempt for d in observed.drivers]),
     )
+
+
+def _winding_up(observed: ObservedJob) -> bool:
+    """Whether the driver that is told to end may still save what it has: until it is gone its key is good."""
+    return observed.current is not None and not observed.current.pod.terminal
 
 
 def _go_on(observed: ObservedJob, spec: RLJobSpec, settings: JobSettings) -> JobPlan:
@@ -211,7 +218,7 @@ def _poll(spec: RLJobSpec, decision: Decision) -> ProgressPoll | None:
     driver = decision.driver
     if driver is None or decision.lost or not driver.pod.ip or driver.pod.terminal:
         return None
-    every = 2.0 if driver.pod.ready else 1.0
+    every = 3.0 if driver.pod.ready else 1.0
     return ProgressPoll(driver.pod.ip, driver.pod.uid, driver.pod.attempt, every, spec.goal)
 
 

@@ -16,6 +16,7 @@ from everloop_operator.api.rl_job_status import (
     JobCheckpoint,
     JobRecovery,
     JobSessionStatus,
+    LossStatus,
     Progress,
     RLJobStatus,
 )
@@ -25,7 +26,7 @@ from everloop_operator.core.health import Aspect
 from everloop_operator.core.observed import Pod
 from everloop_operator.core.projections import format_time
 
-from . import children
+from . import children, losses
 from .decision import Decision
 from .health import JobHealth
 from .losses import Loss
@@ -52,6 +53,8 @@ def build(observed: ObservedJob, spec: RLJobSpec, health: JobHealth, decision: D
         **_told(observed, spec),
         **_active(before, now, active=health.phase in _ACTIVE and attempt > 0),
     }
+    waiting = decision.loss if decision and decision.lost else None
+    fields["loss"] = _loss(waiting) if decision else _loss(losses.RESUMED if attempt > 0 else None)
     if decision:
         fields["budgets"] = decision.budgets
         fields |= _recoveries(observed, decision, running=health.phase == names.PHASE_RUNNING)
@@ -60,12 +63,23 @@ def build(observed: ObservedJob, spec: RLJobSpec, health: JobHealth, decision: D
     return before.model_copy(update=fields)
 
 
+def _loss(loss: Loss | None) -> LossStatus | None:
+    if loss is None:
+        return None
+    return LossStatus(reason=loss.reason, message=loss.message[:1024], budget=loss.budget, node=loss.node)
+
+
 _ACTIVE = (names.PHASE_PENDING, names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_FAILED)
 
 
 def ended(desired: RLJobStatus, now: datetime) -> RLJobStatus:
     """The status of a job that ends now."""
-    update: dict[str, Any] = {"finish_time": format_time(now), "pod": None, **_active(desired, now, active=False)}
+    update: dict[str, Any] = {
+        "finish_time": format_time(now),
+        "pod": None,
+        "loss": None,
+        **_active(desired, now, active=False),
+    }
     if desired.phase == names.PHASE_COMPLETED:
         update["failure"] = None
     return desired.model_copy(update=update)
@@ -222,5 +236,6 @@ def _vital(status: RLJobStatus) -> tuple[Any, ...]:
         status.active_since,
         status.finish_time,
         (status.budgets.infrastructure.failures, status.budgets.application.failures) if status.budgets else None,
+        status.loss,
         status.failure.attempt if status.failure else None,
     )
