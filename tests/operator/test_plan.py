@@ -50,6 +50,13 @@ def test_first_attempt() -> None:
     assert [event.reason for event in result.events] == ["PodCreated"]
 
 
+@pytest.mark.parametrize(("running", "attempt"), [(True, None), (False, 1)])
+def test_token_is_written_until_its_container_runs(running: bool, attempt: int | None) -> None:
+    """What a running container has mounted is not written again by every new operator."""
+    there = replace(serving(), pods=(pod(container=Container(running=running)),))
+    assert decided(there).token_attempt == attempt
+
+
 def test_session_in_deletion_is_left_alone() -> None:
     """Children go by their owner references; nothing is created or written meanwhile."""
     result = decided(observed(session=replace(session(), deleting=True)))

@@ -49,7 +49,7 @@ class Plan:
     """
 
     token_attempt: int | None = None
-    """The attempt whose token secret must exist."""
+    """The attempt whose token secret must exist; None too while its container runs, which has it mounted."""
     create_claim: Mapping[str, Any] | None = None
     """The journal's claim, where there is surely none."""
     create_pod: Mapping[str, Any] | None = None
@@ -116,7 +116,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     )
     request = verdict.request if verdict and verdict.moves else ""
     return Plan(
-        token_attempt=None if decision.rest else decision.attempt or None,
+        token_attempt=_token_attempt(decision),
         create_claim=volumes.journal_claim(session, spec) if claims.missing(observed, spec) else None,
         create_pod=body,
         disruption_budget=_disruption_budget(session, spec, decision),
@@ -129,6 +129,12 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         poll=_poll(decision, state, snapshot=decision.leaving.request if decision.leaving else request),
         requeue_after=_requeue_after(observed, spec, decision, state, verdict, settings),
     )
+
+
+def _token_attempt(decision: Decision) -> int | None:
+    if decision.rest or (decision.pod and decision.pod.container.running):
+        return None
+    return decision.attempt or None
 
 
 def _disruption_budget(session: Session, spec: TrainingSessionSpec, decision: Decision) -> Mapping[str, Any] | None:
