@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import datetime, timedelta
-
-import structlog
 
 from everloop_operator.core import claims
-from everloop_operator.core.observed import Claim, Notice, Observed, Pod, Refusal, Session, Volume
+from everloop_operator.core.observed import Claim, Notice, Observed, Pod, Refusal, Session
 from everloop_operator.core.plan import Poll
-from everloop_operator.core.projections import claim_of, newest_notice, session_of, volume_of
+from everloop_operator.core.projections import newest_notice, session_of
 from everloop_operator.core.report import TrainerReport
 
 from .cache import Cache
+from .claim_reader import ClaimReader
 from .poller import Poller
-from .ports import Absent, Body, Cluster, ClusterError, Key, Now, Refused
-
-BOUND_SECONDS = 60.0
-"""How long a bound claim is believed to be bound."""
-UNBOUND_SECONDS = 5.0
-
-log = structlog.get_logger()
-
-Placement = tuple[str, str] | None
-"""UID of the newest pod, and its node."""
+from .ports import Absent, Body, Cluster, ClusterError, Key, Now
 
 
 class Observer:
@@ -36,9 +24,7 @@ class Observer:
         self._cache = cache
         self._poller = poller
         self._now = now
-        self._claims: dict[tuple[Key, str], tuple[datetime, Placement, Claim | None]] = {}
-        self._volumes: dict[str, Volume] = {}
-        self._may_read_volumes = True
+        self._claims = ClaimReader(cluster, now)
 
     async def observe(self, key: Key, body: Body, refusal: Refusal | None) -> Observed:
         """The observation of the TrainingSession that was read as `body`. Raises ClusterError."""
@@ -47,7 +33,7 @@ class Observer:
         cached = self._cache.pods(key)
         own = tuple(item.pod for item in cached if item.owner == session.uid)
         current = max(own, key=lambda pod: pod.attempt, default=None)
-        found = await self._read_claims(key, session, (current.uid, current.node) if current else None)
+        found = await self._read_claims(key, session, current)
         return Observed(
             now=self._now(),
             session=session,
@@ -82,43 +68,14 @@ class Observer:
             except Absent:
                 continue
 
-    async def _read_claims(self, key: Key, session: Session, placement: Placement) -> dict[str, Claim | None]:
-        if session.spec is None:
-            return {}
+    async def _read_claims(self, key: Key, session: Session, current: Pod | None) -> dict[str, Claim | None]:
         found: dict[str, Claim | None] = {}
-        for name in set(claims.wanted(session.name, session.spec).values()):
-            known = self._claims.get((key, name))
-            # A claim outlives the pods that are placed with it, but between two of them another may take its name.
-            if known and self._now() < known[0] and placement == known[1]:
-                found[name] = known[2]
-                continue
+        for name in set(claims.wanted(session.name, session.spec).values()) if session.spec else ():
             try:
-                claim: Claim | None = await self._read_claim(session.namespace, name)
-            except Absent:
-                claim = None
+                found[name] = await self._claims.read(key, name, current)
             except ClusterError:
-                # Claims only explain; a decision about attempts must not wait for one.
-                continue
-            settled = claim is not None and claim.phase == "Bound" and not claim.deleting
-            until = self._now() + timedelta(seconds=BOUND_SECONDS if settled else UNBOUND_SECONDS)
-            self._claims[key, name] = (until, placement, claim)
-            found[name] = claim
+                continue  # claims only explain; a decision about attempts must not wait for one
         return found
-
-    async def _read_claim(self, namespace: str, name: str) -> Claim:
-        claim = claim_of(await self._cluster.claim(namespace, name))
-        if claim.phase != "Bound" or not claim.volume_name:
-            return claim
-        if claim.volume_name not in self._volumes and self._may_read_volumes:
-            try:
-                self._volumes[claim.volume_name] = volume_of(await self._cluster.volume(claim.volume_name))
-            except Refused as error:
-                # Rights on what belongs to no namespace are optional; asking again would change nothing.
-                self._may_read_volumes = False
-                log.warning("volumes can not be read: how they are shared is taken from the claims", problem=str(error))
-            except ClusterError:
-                return claim
-        return replace(claim, volume=self._volumes.get(claim.volume_name))
 
     async def _read_notices(
         self, key: Key, found: Mapping[str, Claim | None], current: Pod | None
