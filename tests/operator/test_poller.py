@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from everloop_operator.core.plan import Poll
 from everloop_operator.core.report import TrainerReport
-from everloop_operator.loop.poller import Poller
+from everloop_operator.loop.poller import Poller, pause
 from everloop_operator.loop.ports import Key, Unanswered
 from tests.operator.builders import report
 from tests.operator.one_cluster import clock
@@ -79,4 +81,35 @@ async def test_poller_forgets_the_old_pod() -> None:
     assert poller.answer(KEY, "v").report is None
     poller.want(KEY, None)
     assert poller.answer(KEY, "v").report is None
+    await poller.close()
+
+
+@pytest.mark.parametrize(
+    ("every", "pods", "unreachable", "seconds"),
+    [
+        (3.0, 1, False, 3.0),
+        (3.0, 300, False, 3.0),
+        (3.0, 10_000, False, 100.0),
+        (3.0, 10_000, True, 3.0),
+        (1.0, 10_000, False, 1.0),
+    ],
+)
+def test_many_pods_that_do_well_are_asked_less_often(
+    every: float, pods: int, unreachable: bool, seconds: float
+) -> None:
+    """The sum of their questions is bounded; one that is silent, or that somebody waits for, keeps its pace."""
+    assert pause(every, pods, unreachable=unreachable) == seconds
+
+
+async def test_another_question_is_asked_at_once() -> None:
+    """A request for snapshots does not wait for the pause to end."""
+    trainer = Answers(report())
+    poller = Poller(trainer.ask, lambda _: None, clock)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 3600.0), "t")
+    await until(lambda: trainer.asked == 1)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 3600.0), "t")
+    await asyncio.sleep(0.01)
+    assert trainer.asked == 1
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 3600.0, "move"), "t")
+    await until(lambda: trainer.asked == 2)
     await poller.close()

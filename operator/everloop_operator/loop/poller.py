@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,6 +18,10 @@ from .ports import Key, Now, Unanswered
 log = structlog.get_logger()
 
 CONCURRENT_REQUESTS = 64
+REQUESTS_PER_SECOND = 100.0
+"""What the pods that do well are asked in all: more would take the time that everything else needs."""
+WAITED_FOR_SECONDS = 1.0
+"""A pod that is asked this often is one that somebody waits for."""
 
 
 class Question(Protocol):
@@ -57,11 +62,23 @@ def simply(before: Answer[R], report: R, now: datetime) -> Answer[R]:
     return Answer(report=report)
 
 
+def pause(every_seconds: float, pods: int, *, unreachable: bool) -> float:
+    """Seconds between two questions to one of so many pods.
+
+    Where there are many, those that answer and that nobody waits for are asked less often.
+    """
+    if unreachable or every_seconds <= WAITED_FOR_SECONDS:
+        return every_seconds
+    return max(every_seconds, pods / REQUESTS_PER_SECOND)
+
+
 @dataclass(slots=True)
 class _Target(Generic[Q, R]):
     poll: Q
     token: str
     answer: Answer[R] = field(default_factory=Answer)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while another question waits to be asked than the last one."""
     task: asyncio.Task[None] | None = None
 
 
@@ -84,7 +101,9 @@ class Poller(Generic[Q, R]):
         """From now on asks this pod, or nobody."""
         target = self._targets.get(key)
         if target and poll and _place(poll) == _place(target.poll):
-            target.poll = poll
+            if poll != target.poll:
+                target.poll = poll
+                target.changed.set()
             return
         if target and target.task:
             target.task.cancel()
@@ -98,8 +117,22 @@ class Poller(Generic[Q, R]):
         target = self._targets.get(key)
         return target.answer if target and target.poll.pod_uid == pod_uid else Answer()
 
+    def _pause(self, target: _Target[Q, R]) -> float:
+        unreachable = target.answer.unreachable_since is not None
+        return pause(target.poll.every_seconds, len(self._targets), unreachable=unreachable)
+
+    async def _wait(self, target: _Target[Q, R], seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await target.changed.wait()
+        except TimeoutError:
+            return
+
     async def _follow(self, key: Key, target: _Target[Q, R]) -> None:
+        # An operator that starts over many pods does not ask all of them at once.
+        await self._wait(target, random.uniform(0.0, max(0.0, self._pause(target) - target.poll.every_seconds)))
         while True:
+            target.changed.clear()
             before = target.answer
             try:
                 async with self._slots:
@@ -115,7 +148,7 @@ class Poller(Generic[Q, R]):
                 target.answer = replace(before, unreachable_since=since, problem=type(error).__name__)
             if target.answer != before:
                 self._wake(key)
-            await asyncio.sleep(target.poll.every_seconds)
+            await self._wait(target, self._pause(target))
 
     async def close(self) -> None:
         """Stops asking."""
