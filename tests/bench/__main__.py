@@ -30,6 +30,7 @@ BENCHES = {
     "replay": "replay against the original",
     "recovery": "the time it takes to come back: engine, server, spare, pod, node, on the local cluster",
     "restart": "opening a session of 100,000 operations",
+    "scale": "an operator that starts anew over 10,000 sessions, and loses one node of 1,000",
     "keys": "an API key's effect, and its revocation",
 }
 

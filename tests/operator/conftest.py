@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def api(plane: ControlPlane) -> Iterator[Api]:
-    """The API server with the CRD from `crds/`."""
+    with installed_api(plane) as api:
+        yield api
+
+
+@contextmanager
+def installed_api(plane: ControlPlane) -> Iterator[Api]:
+    """The API server with the CRDs from `crds/`."""
     kubeconfig = plane.write_kubeconfig(plane.directory / "admin.kubeconfig")
     kubectl = [str(plane.directory / "kubectl"), "--kubeconfig", str(kubeconfig)]
     subprocess.run([*kubectl, "apply", "--server-side", "-f", str(ROOT / "crds")], check=True, capture_output=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -34,6 +35,13 @@ class ControlPlane:
     ca_file: Path
     kube: Path
     directory: Path
+    etcd: str = ""
+    """Where its store takes calls."""
+
+    @property
+    def audit_log(self) -> Path:
+        """One line of JSON for each call that was answered; only where it was asked for."""
+        return self.directory / "audit.log"
 
     def write_kubeconfig(self, path: Path, token: str = ADMIN_TOKEN) -> Path:
         """A kubeconfig for the user with this token."""
@@ -64,10 +72,11 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running(directory: Path, extra_tokens: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
+def running(directory: Path, extra_tokens: tuple[str, ...] = (), *, audit: bool = False) -> Iterator[ControlPlane]:
     """Starts etcd and kube-apiserver below `directory` and stops them again.
 
     `extra_tokens` are lines `token,user,uid` for further users, who have only the rights that RBAC gives them.
+    `audit` has every call logged, without its body.
     """
     kube = kube_binary()
     for name in ("etcd", "kube-apiserver", "kubectl"):
@@ -97,13 +106,17 @@ def running(directory: Path, extra_tokens: tuple[str, ...] = ()) -> Iterator[Con
         # Nobody makes the default service account of a namespace here.
         *("--disable-admission-plugins", "ServiceAccount"),
     ]
+    if audit:
+        policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
+        (directory / "audit.json").write_text(json.dumps({**policy, "omitStages": ["RequestReceived"]}))
+        apiserver += ["--audit-policy-file", directory / "audit.json", "--audit-log-path", directory / "audit.log"]
     started: list[subprocess.Popen[bytes]] = []
     try:
         for name, arguments in (("etcd", etcd), ("kube-apiserver", apiserver)):
             with (directory / f"{name}.log").open("wb") as log:
                 command = [str(directory / name), *map(str, arguments)]
                 started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=directory))
-        plane = ControlPlane(f"https://127.0.0.1:{port}", pki / "apiserver.crt", kube, directory)
+        plane = ControlPlane(f"https://127.0.0.1:{port}", pki / "apiserver.crt", kube, directory, etcd_url)
         _wait_ready(plane, started)
         yield plane
     finally:

@@ -178,6 +178,11 @@ class Operator:
         self.launch()
         eventually("operator alive", self.alive, 30)
 
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
     def alive(self) -> bool:
         assert self._process
         assert self._process.poll() is None, self.log.read_text()[-3000:]
