@@ -20,6 +20,7 @@ WHOLE = (
     "tests/e2e/test_rl_job.py",
     "tests/session/test_model.py",
     "tests/acceptance/test_release.py",
+    "tests/operator/faults",
 )
 """Tests that run in full where EVERLOOP_TEST_WHOLE or EVERLOOP_MODEL_EXAMPLES is set."""
 MODEL_EXAMPLES = 5000

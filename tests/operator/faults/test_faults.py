@@ -1,0 +1,138 @@
+"""Each single call of the operator is spoiled in each way, and in the end everything is as it should be."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+from tests.operator.faults.conftest import Restarted
+from tests.operator.faults.journeys import QUIET_SECONDS, JobJourney, Journey
+from tests.operator.faults.proxy import STALLS, Call, Fault, Proxy
+from tests.operator.world import Api, World
+
+pytestmark = pytest.mark.slow
+
+JOURNEYS: tuple[type[Journey], ...] = (Journey, JobJourney)
+WHOLE = "EVERLOOP_TEST_WHOLE" in os.environ
+SAMPLE, SAMPLED_KILLS = 6, 1
+AT_A_TIME = 6
+"""Fewer than the operator's passes and connections: a call that stalls holds one of each."""
+UNBROKEN = 2
+
+_numbers = itertools.count(1)
+
+
+class Broken(NamedTuple):
+    """One experiment."""
+
+    journey: type[Journey]
+    call: Call
+    fault: Fault
+
+    def __str__(self) -> str:
+        return f"{self.journey.__name__}: {self.call}: {self.fault}"
+
+
+class Unbroken(NamedTuple):
+    """What the operator asks for when nothing goes wrong."""
+
+    calls: list[Call]
+    writes: int
+
+
+@contextmanager
+def journey(kind: type[Journey], api: Api) -> Iterator[Journey]:
+    number = next(_numbers)
+    world = World(api, f"faults-{number}", 100 + number % 150)
+    try:
+        yield kind(world)
+    finally:
+        world.close()
+
+
+def unbroken(kind: type[Journey], api: Api, proxy: Proxy) -> Unbroken:
+    with journey(kind, api) as travelled:
+        travelled.run()
+        namespace = travelled.world.namespace
+        calls, written = list(proxy.calls[namespace]), proxy.writes(namespace)
+        travelled.judge(written, len(written))
+        return Unbroken(calls, len(written))
+
+
+@pytest.fixture(scope="module")
+def baseline(api: Api, proxy: Proxy, restarted: Restarted) -> dict[type[Journey], Unbroken]:
+    """The calls that every unbroken run makes, and how many writes are among them at most."""
+    with ThreadPoolExecutor(UNBROKEN * len(JOURNEYS)) as pool:
+        runs = {kind: [pool.submit(unbroken, kind, api, proxy) for _ in range(UNBROKEN)] for kind in JOURNEYS}
+        found = {kind: [run.result() for run in several] for kind, several in runs.items()}
+    return {
+        kind: Unbroken(
+            sorted(set.intersection(*(set(run.calls) for run in several))), max(run.writes for run in several)
+        )
+        for kind, several in found.items()
+    }
+
+
+def broken(experiment: Broken, api: Api, proxy: Proxy, writes: int) -> str:
+    """What is wrong afterwards; "" for nothing."""
+    with journey(experiment.journey, api) as travelled:
+        namespace = travelled.world.namespace
+        proxy.spoil(namespace, experiment.call, experiment.fault)
+        try:
+            travelled.run()
+            travelled.judge(proxy.writes(namespace), writes)
+        except AssertionError as error:
+            return f"{experiment}: {error}"
+        before = len(proxy.calls[namespace])
+        time.sleep(QUIET_SECONDS)
+        after = [str(call) for call in proxy.calls[namespace][before:]]
+        if [call for call in proxy.calls[namespace][before:] if call.writes]:
+            return f"{experiment}: it goes on writing: {after}"
+        return "" if namespace in proxy.hit else f"{experiment}: was not met"
+
+
+def shown(text: str) -> str:
+    """What is long goes on, and is known already."""
+    if text:
+        print(text, flush=True)
+    return text
+
+
+def test_any_call_may_fail_in_any_way(
+    api: Api, proxy: Proxy, restarted: Restarted, baseline: dict[type[Journey], Unbroken], seed: int
+) -> None:
+    """Right final state, no child twice, few writes more, and silence after that; the operator never ends."""
+    faults = [fault for fault in Fault if fault != Fault.KILL_AFTER and (WHOLE or fault not in STALLS)]
+    every = [Broken(kind, call, fault) for kind, run in baseline.items() for call in run.calls for fault in faults]
+    random.Random(seed).shuffle(every)
+    chosen = every if WHOLE else every[:SAMPLE]
+    print(f"{len(chosen)} of {len(every)} experiments")
+    starts = restarted.starts
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        told = pool.map(lambda item: broken(item, api, proxy, baseline[item.journey].writes), chosen)
+        wrong = [text for text in map(shown, told) if text]
+    assert wrong == []
+    assert restarted.starts == starts, restarted.log.read_text()[-3000:]
+    assert '"defect"' not in restarted.log.read_text()
+
+
+def test_the_operator_may_be_killed_after_any_write(
+    api: Api, proxy: Proxy, restarted: Restarted, baseline: dict[type[Journey], Unbroken], seed: int
+) -> None:
+    """What it has done already is recognised by the process that takes its place."""
+    every = [
+        Broken(kind, call, Fault.KILL_AFTER) for kind, run in baseline.items() for call in run.calls if call.writes
+    ]
+    random.Random(seed).shuffle(every)
+    for experiment in every if WHOLE else every[:SAMPLED_KILLS]:
+        starts = restarted.starts
+        assert broken(experiment, api, proxy, baseline[experiment.journey].writes) == ""
+        assert restarted.starts == starts + 1
