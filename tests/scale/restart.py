@@ -85,7 +85,7 @@ def come_to_rest(stage: Stage) -> Rest:
     Raises AssertionError if it does not rest in time.
     """
     stage.log.skip()
-    stage.operator.start()
+    stage.operator.launch()
     calls: list[Entry] = []
     last = time.monotonic()
 

@@ -22,7 +22,7 @@ class Journey:
     """One object in a namespace of its own."""
 
     name = "tuned"
-    secrets = ("tuned-a2-token",)
+    secrets: tuple[str, ...] = ("tuned-a2-token",)
 
     def __init__(self, world: World) -> None:
         self.world = world
