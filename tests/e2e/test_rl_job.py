@@ -133,7 +133,8 @@ def test_rest_goal_and_failure(everloop: Everloop) -> None:
             )
         job.patch({"suspend": False})
         going = job.wait("more", lambda status: reached(status) > reached(resting))
-        assert going["recoveries"][-1]["reason"] == "Resumed"
+        # The driver may have saved more before its end than the operator had read: then one more takes over from there.
+        assert "Resumed" in [recovery["reason"] for recovery in going["recoveries"]]
 
         job.patch({"goal": {"metric": "loss", "value": "100", "direction": "AtMost", "consecutive": 2}})
         tools.kube("-n", NAMESPACE, "wait", "--for=condition=Complete", "rlj/resting", "--timeout=90s")
