@@ -22,7 +22,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TRAINER = Path("trainer_image/everloop_trainer")
-SEARCHED = ("durable.py", "store/*.py", "session/*.py", "engine/*.py", "server/*.py")
+SEARCHED = (
+    "durable.py",
+    "store/*.py",
+    "session/*.py",
+    "engine/*.py",
+    "server/*.py",
+    "copies/copier.py",
+    "copies/restore.py",
+)
 GUARDS = frozenset(
     {"fsync", "fdatasync", "sync_directory", "make", "flush", "sync", "read_fence", "check_fence", "still_ours"}
 )
@@ -36,6 +44,8 @@ POWER = "tests/store/test_power_loss.py::"
 WRITTEN = POWER + "test_what_was_written_is_there"
 LEFT = POWER + "test_what_a_killed_process_left_is_made_durable"
 JOURNAL = "tests/store/test_journal.py::"
+RESTORE = "tests/copies/test_power_loss.py::test_a_storage_with_an_identity_is_whole"
+RESTORED_AGAIN = "tests/copies/test_power_loss.py::test_a_restore_makes_durable_what_a_killed_one_left"
 FENCE = "tests/session/test_fence.py::"
 SERVER = "tests/server/test_fence.py::"
 COMPACTION = "tests/session/test_compaction_crashes.py::"
@@ -78,7 +88,16 @@ NOTICED = {
     "store/states.py StoredStates._counting: self._files.sync(path)": (
         "tests/session/test_power_loss.py::test_what_a_killed_process_left_is_not_taken_for_flushed[loop]"
     ),
+    "copies/restore.py _download: Directories().make(target.parent)": RESTORE,
+    "copies/restore.py _download: os.fsync(descriptor)": RESTORE,
+    "copies/restore.py _create: files.sync(path)": RESTORED_AGAIN,
     # the fence, before each outside effect
+    "copies/copier.py Copier._fence: read_fence(self._files, self._number)": (
+        "tests/copies/test_copier.py::test_a_zombie_neither_copies_nor_removes"
+    ),
+    "copies/copier.py Copier._fence: raise Fenced": (
+        "tests/copies/test_copier.py::test_a_zombie_on_storage_that_was_lost_is_fenced_in_s3"
+    ),
     "store/epochs.py next_incarnation: raise Fenced": "tests/store/test_epochs.py::test_claim_rule",
     "store/epochs.py read_fence: raise Fenced": "tests/store/test_epochs.py::test_the_fence_is_the_next_epoch",
     "store/journal.py JournalWriter._write: read_fence(self._files, self._number)": (
@@ -217,7 +236,7 @@ class Copy:
         self.root = root
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / TRAINER, root / TRAINER, ignore=ignored)
-        for name in ("store", "session", "server"):
+        for name in ("store", "session", "server", "copies"):
             shutil.copytree(ROOT / "tests" / name, root / "tests" / name, ignore=ignored)
         for name in ("pyproject.toml", "tests/conftest.py", "tests/prepared.py"):
             shutil.copy(ROOT / name, root / name)

@@ -104,6 +104,7 @@ class Recorder:
             "fsync": self._sync,
             "fdatasync": self._sync,
             "link": self._link,
+            "rename": self._rename,
             "unlink": self._remove,
             "rmdir": self._remove_directory,
             "mkdir": self._mkdir,
@@ -185,6 +186,16 @@ class Recorder:
             self._real["link"](source, target)
             if old is not None and new is not None:
                 self._name(new, self._nodes[old])
+
+    def _rename(self, source: Any, target: Any) -> None:
+        with self._lock:
+            old, new = self._inside(source), self._inside(target)
+            if old is not None and new is not None:
+                self._effect()
+            self._real["rename"](source, target)
+            if old is not None and new is not None:
+                self._name(new, self._nodes[old])
+                self._name(old, None)
 
     def _remove(self, path: Any, *, dir_fd: int | None = None) -> None:
         self._removed("unlink", path, dir_fd)

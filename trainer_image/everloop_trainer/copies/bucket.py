@@ -9,8 +9,9 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import boto3
 import botocore.session
@@ -108,7 +109,7 @@ class Bucket:
             raise self._failed("HeadObject", path, error) from error
         return answer.get("Metadata", {}).get(SHA256, ""), int(answer["ContentLength"])
 
-    def download(self, path: str, file: IO[bytes]) -> None:
+    def download(self, path: str, file: RawIOBase) -> None:
         """An object into a file that is open for writing, in parts if it is large."""
         try:
             self._client.download_fileobj(self._bucket, self._key(path), file, Config=self._transfer)

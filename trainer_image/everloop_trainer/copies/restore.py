@@ -7,6 +7,7 @@ on by itself.
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -15,16 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
+from typing_extensions import Buffer
 
 from everloop_trainer.copies.bucket import Bucket, CopyFailed
 from everloop_trainer.copies.copier import directory, state_of
 from everloop_trainer.copies.protocol import State
-from everloop_trainer.durable import Directories, sync_directory
+from everloop_trainer.durable import Directories, write_all
 from everloop_trainer.session.identifiers import storage_id, tinker_path
 from everloop_trainer.session.ports import Manifest
 from everloop_trainer.session.rollback import RestoredCheckpoint, RolledBack
 from everloop_trainer.store import layout
-from everloop_trainer.store.files import TEMPORARY, Files
+from everloop_trainer.store.files import FILE_MODE, TEMPORARY, Files
 from everloop_trainer.store.restored import write_restored
 from everloop_trainer.store.states import manifest_from_json, manifest_to_json
 
@@ -152,23 +154,41 @@ def _fetch(files: Files, bucket: Bucket, manifest: Manifest) -> bool:
 
 
 def _download(files: Files, bucket: Bucket, source: str, path: str) -> None:
-    """An object as a file that is there whole or not at all; replaces one that is there."""
+    """An object as a file that is there whole or not at all; replaces one that is there.
+
+    Its name is on disk with that of the manifest.
+    """
     target = Path(files.absolute(path))
     Directories().make(target.parent)
     temporary = target.parent / (TEMPORARY + secrets.token_hex(8))
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
-        with temporary.open("xb") as file:
-            bucket.download(source, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            bucket.download(source, _Unbuffered(descriptor))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         temporary.rename(target)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(target.parent)
+
+
+class _Unbuffered(io.RawIOBase):
+    """Takes the parts of an object in their order."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        return write_all(self._descriptor, data)
 
 
 def _create(files: Files, path: str, content: bytes) -> None:
     try:
         files.create(path, content)
     except FileExistsError:
-        return  # by an earlier try, or by another one this moment: from the same copies
+        files.sync(path)  # by an earlier try, or by another one this moment: who may be killed before the flush
