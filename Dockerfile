@@ -8,6 +8,7 @@ RUN python -m venv --without-pip /opt/packages \
 
 COPY operator/everloop_operator /opt/everloop/everloop_operator
 COPY operator/everloop_gateway /opt/everloop/everloop_gateway
+COPY operator/everloop_metrics /opt/everloop/everloop_metrics
 COPY operator/everloop_progress /opt/everloop/everloop_progress
 RUN python -m compileall -q /opt/everloop
 
@@ -26,5 +27,5 @@ RUN useradd --uid 1000 --no-create-home --home-dir /tmp everloop \
     && pip uninstall --yes --root-user-action ignore setuptools wheel pip
 
 USER 1000:1000
-EXPOSE 8000 8081
+EXPOSE 8000 8081 8083
 ENTRYPOINT ["python"]

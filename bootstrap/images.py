@@ -34,7 +34,7 @@ IMAGES = (
     Image(
         OPERATOR_IMAGE,
         REPOSITORY / "Dockerfile",
-        tuple(REPOSITORY / "operator" / f"everloop_{name}" for name in ("operator", "gateway", "progress")),
+        tuple(REPOSITORY / "operator" / f"everloop_{name}" for name in ("operator", "gateway", "metrics", "progress")),
         "operator",
         ("python",),
         (),

@@ -19,6 +19,7 @@ from everloop_gateway.holding import (
     Kind,
     next_step,
 )
+from everloop_gateway.metrics import CALLS
 from everloop_gateway.upstream import Answer, Progress
 from everloop_gateway.wire import JSON
 
@@ -55,7 +56,8 @@ class HeldResponse:
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(receive))
         drain: asyncio.Future[Any] = asyncio.ensure_future(self._draining.wait())
         try:
-            await self._answer(work, gone, drain, progress, send)
+            with CALLS.under_way(self._kind, progress):
+                await self._answer(work, gone, drain, progress, send)
         finally:
             for task in (work, gone, drain):
                 task.cancel()

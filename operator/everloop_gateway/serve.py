@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import FrameType
 
 import structlog
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
-from everloop_gateway import app, kube, upstream
+from everloop_gateway import app, kube, metrics, upstream
 from everloop_gateway.calls import Calls
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
 from everloop_gateway.waking import Waker
-from everloop_operator.api import names
+from everloop_metrics.endpoint import listening
+from everloop_operator.api import names, tokens
 
 # Held calls are answered or dropped at once when the process is told to end; this bounds the writing of answers.
 SHUTDOWN_SECONDS = 5
@@ -37,8 +40,9 @@ async def serve(settings: Settings) -> None:
         intents = Intents(api, settings.release_namespace, cluster.bindings, pods)
         calls = Calls(cluster, pods, intents)
         listings = Listings(cluster, pods, calls)
-        server = _Server(app.build(cluster, calls, listings, draining), settings.pod_ip, draining)
-        async with asyncio.TaskGroup() as tasks:
+        application = metrics.Counting(app.build(cluster, calls, listings, draining))
+        server = _Server(application, settings.pod_ip, draining)
+        async with _metrics_port(cluster, settings), asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(cluster.run()), tasks.create_task(intents.run(cluster.ready))]
             log.info("listening", address=settings.pod_ip, port=names.GATEWAY_PORT)
             await server.serve()
@@ -49,10 +53,23 @@ async def serve(settings: Settings) -> None:
         await api.close()
 
 
+@asynccontextmanager
+async def _metrics_port(cluster: Cluster, settings: Settings) -> AsyncIterator[None]:
+    if not settings.metrics:
+        yield
+        return
+
+    def token() -> str | None:
+        return tokens.metrics_token(cluster.master()) if cluster.ready.is_set() else None
+
+    async with listening(metrics.REGISTRY, settings.pod_ip, names.METRICS_PORT, token):
+        yield
+
+
 class _Server(uvicorn.Server):
     """Lets held calls know of the signal before the connections are waited for."""
 
-    def __init__(self, application: Starlette, address: str, draining: asyncio.Event) -> None:
+    def __init__(self, application: ASGIApp, address: str, draining: asyncio.Event) -> None:
         super().__init__(
             uvicorn.Config(
                 application,

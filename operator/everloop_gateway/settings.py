@@ -20,10 +20,15 @@ class Settings:
     namespaces: tuple[str, ...]
     """Namespaces whose TrainingSessions are served; empty = all."""
     log_level: str
+    metrics: bool
+    """Whether there is a metrics port."""
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Read POD_IP, EVERLOOP_RELEASE_NAMESPACE, EVERLOOP_NAMESPACES and EVERLOOP_LOG_LEVEL. Raises InvalidSettings."""
+    """Read POD_IP and the variables EVERLOOP_RELEASE_NAMESPACE, _NAMESPACES, _LOG_LEVEL and _METRICS.
+
+    Raises InvalidSettings.
+    """
     for name in ("POD_IP", "EVERLOOP_RELEASE_NAMESPACE"):
         if not environment.get(name):
             raise InvalidSettings(f"{name}: required")
@@ -36,7 +41,14 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     level = environment.get("EVERLOOP_LOG_LEVEL", "INFO").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise InvalidSettings("EVERLOOP_LOG_LEVEL: one of DEBUG, INFO, WARNING, ERROR")
+    metrics = environment.get("EVERLOOP_METRICS") or "false"
+    if metrics not in ("true", "false"):
+        raise InvalidSettings("EVERLOOP_METRICS: true or false")
     listed = (item.strip() for item in environment.get("EVERLOOP_NAMESPACES", "").split(","))
     return Settings(
-        str(address), environment["EVERLOOP_RELEASE_NAMESPACE"], tuple(item for item in listed if item), level
+        str(address),
+        environment["EVERLOOP_RELEASE_NAMESPACE"],
+        tuple(item for item in listed if item),
+        level,
+        metrics == "true",
     )

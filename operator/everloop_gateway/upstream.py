@@ -13,6 +13,7 @@ import structlog
 from everloop_gateway.bindings import Bindings
 from everloop_gateway.holding import Kind, is_definitive
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
+from everloop_gateway.metrics import UPSTREAM_RETRIES
 from everloop_gateway.routing import Binding, Gone, Incarnation, Settle, Target, find_target
 from everloop_gateway.state import Sessions
 from everloop_gateway.waking import Waker
@@ -110,6 +111,7 @@ class Upstream:
                 if answer is not None:
                     self._sessions.call_answered(key)
                     return answer
+                UPSTREAM_RETRIES.labels(call.kind.value).inc()
             else:
                 progress.waits(found.reason)
                 if found.wakes:

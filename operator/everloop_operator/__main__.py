@@ -8,12 +8,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
 
 import structlog
 
+from everloop_metrics.endpoint import listening
 from everloop_operator.api import names, tokens
 from everloop_operator.cluster import kube, progress, trainer, watch
 from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll
@@ -21,6 +23,7 @@ from everloop_operator.core.jobs.report import ProgressReport
 from everloop_operator.core.observed import answered
 from everloop_operator.core.plan import Poll, Settings
 from everloop_operator.core.report import TrainerReport
+from everloop_operator.loop import metrics
 from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.execute import Executor
 from everloop_operator.loop.job_execute import JobCredentials, JobExecutor
@@ -32,6 +35,7 @@ from everloop_operator.loop.ports import Absent, ClusterError, Refused
 from everloop_operator.loop.read_only import ReadOnlyPass
 from everloop_operator.loop.resync import Resync
 from everloop_operator.loop.session_pass import SessionPass
+from everloop_operator.loop.state_metrics import StateCollector
 from everloop_operator.loop.statuses import StatusWriter
 from everloop_operator.loop.work_queue import WorkQueue
 from everloop_operator.loop.worker import Pass, Worker
@@ -90,7 +94,9 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
             running.append(_until_current(cluster))
         own = [asyncio.create_task(task) for task in running]
         try:
-            done, _ = await asyncio.wait([watching, *own], return_when=asyncio.FIRST_COMPLETED)
+            collector = StateCollector(queue, cache, poller, now, settings.fleet_cap)
+            async with _metrics_port(cluster, collector, master, settings, stop):
+                done, _ = await asyncio.wait([watching, *own], return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Ours go first: kopf waits for whatever else runs in its loop.
             for task in own:
@@ -148,6 +154,20 @@ def _job_pass(
     plan_settings = JobSettings(settings.operator_image, settings.gateway_endpoint, settings.node_lost_seconds)
     executor = JobExecutor(cluster, cache, statuses, credentials, queue.add, now)
     return JobPass(cluster, cache, executor, poller, credentials, plan_settings, now)
+
+
+@asynccontextmanager
+async def _metrics_port(
+    cluster: kube.Kube, collector: StateCollector, master: bytes, settings: OperatorSettings, stop: asyncio.Event
+) -> AsyncIterator[None]:
+    if not settings.metrics:
+        yield
+        return
+    token = tokens.metrics_token(master)
+    await _patiently(lambda: cluster.publish_metrics_token(token), stop)
+    metrics.REGISTRY.register(collector)
+    async with listening(metrics.REGISTRY, settings.pod_ip, names.METRICS_PORT, lambda: token):
+        yield
 
 
 async def _master_key(cluster: kube.Kube) -> bytes:

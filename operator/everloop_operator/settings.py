@@ -35,6 +35,8 @@ class OperatorSettings:
     """What of the cluster it may see."""
     fleet_cap: float
     """Share of the nodes with session pods that may be left at a time for their health, 0 to 1."""
+    metrics: bool
+    """Whether there is a metrics port."""
 
 
 def read(environment: Mapping[str, str]) -> OperatorSettings:
@@ -49,6 +51,7 @@ def read(environment: Mapping[str, str]) -> OperatorSettings:
         node_rules=_rules(environment),
         scope=Scope(_words(environment, "EVERLOOP_NAMESPACES"), _truth(environment, "EVERLOOP_WATCH_NODES", "true")),
         fleet_cap=_number(environment, "EVERLOOP_FLEET_CAP_PERCENT", 20.0, 100.0) / 100,
+        metrics=_truth(environment, "EVERLOOP_METRICS", "false"),
     )
 
 

@@ -120,11 +120,17 @@ def test_pods_of_tenants_take_connections_from_few(
 
 
 def test_policies_of_the_release(helm: Helm) -> None:
-    """The gateway listens to everybody at its one port, the operator to nobody; listed namespaces get theirs."""
+    """The gateway listens to everybody at its port, both at the metrics port; listed namespaces get theirs."""
     objects = helm.template({"operator": {"namespaces": ["team"]}})
     gateway, operator = (pick(objects, "NetworkPolicy", f"everloop-{name}")["spec"] for name in ("gateway", "operator"))
-    assert gateway["ingress"] == [{"ports": [{"protocol": "TCP", "port": names.GATEWAY_PORT}]}]
-    assert (operator["ingress"], operator["policyTypes"]) == ([], ["Ingress"])
+    calls, metrics = ({"protocol": "TCP", "port": port} for port in (names.GATEWAY_PORT, names.METRICS_PORT))
+    assert gateway["ingress"] == [{"ports": [calls, metrics]}]
+    assert (operator["ingress"], operator["policyTypes"]) == ([{"ports": [metrics]}], ["Ingress"])
+    unmeasured = helm.template({"metrics": {"enabled": False}})
+    gateway, operator = (
+        pick(unmeasured, "NetworkPolicy", f"everloop-{name}")["spec"]["ingress"] for name in ("gateway", "operator")
+    )
+    assert (gateway, operator) == ([{"ports": [calls]}], [])
     assert pick(objects, "NetworkPolicy", "everloop-sessions")["metadata"]["namespace"] == "team"
     without = helm.template({"networkPolicies": {"enabled": False}})
     assert not [o for o in without if o["kind"] == "NetworkPolicy"]

@@ -122,10 +122,11 @@ def test_environment_is_the_one_the_programs_read(helm: Helm, tmp_path: Path) ->
         node_rules=parse(json.dumps(yaml.safe_load((CHART / "profiles/karpenter.yaml").read_text()))),
         scope=Scope(("team-a", "team-b"), nodes=False),
         fleet_cap=0.35,
+        metrics=True,
     )
     gateway = read_gateway(environments["everloop-gateway"])
     assert (gateway.release_namespace, gateway.pod_ip, gateway.log_level) == ("ours", "127.11.0.5", "DEBUG")
-    assert gateway.namespaces == ("team-a", "team-b")
+    assert (gateway.namespaces, gateway.metrics) == (("team-a", "team-b"), True)
     for module, environment in (("everloop_operator", "everloop-operator"), ("everloop_gateway", "everloop-gateway")):
         source = (REPOSITORY / "operator" / module / "settings.py").read_text()
         assert not [name for name in environments[environment] if f'"{name}"' not in source]
@@ -155,7 +156,7 @@ def test_service_leads_to_the_gateway(objects: Objects) -> None:
     operator = pick(objects, "Deployment", "everloop-operator")["spec"]["template"]
     assert not service["selector"].items() <= operator["metadata"]["labels"].items()
     (port,) = service["ports"]
-    (listening,) = gateway["spec"]["containers"][0]["ports"]
+    (listening,) = (port for port in gateway["spec"]["containers"][0]["ports"] if port["name"] == "http")
     assert port["port"] == listening["containerPort"] == names.GATEWAY_PORT
     assert port["targetPort"] == listening["name"]
 

@@ -237,7 +237,7 @@ def test_settings_come_from_the_environment() -> None:
     found = settings.from_environment(
         {"POD_IP": "127.0.0.5", "EVERLOOP_RELEASE_NAMESPACE": "system", "EVERLOOP_NAMESPACES": "a, b"}
     )
-    assert found == settings.Settings("127.0.0.5", "system", ("a", "b"), "INFO")
+    assert found == settings.Settings("127.0.0.5", "system", ("a", "b"), "INFO", metrics=False)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def grant(api: Api) -> None:
 def operator(plane: ControlPlane, api: Api) -> Iterator[Operator]:
     grant(api)
     kubeconfig = plane.write_kubeconfig(plane.directory / "operator.kubeconfig", OPERATOR_TOKEN)
-    operator = Operator(kubeconfig, plane.directory / "operator.log", free_address(1))
+    operator = Operator(kubeconfig, plane.directory / "operator.log", free_address(1), EVERLOOP_METRICS="true")
     operator.start()
     yield operator
     assert operator.stop() == 0, operator.log.read_text()[-3000:]

@@ -37,6 +37,8 @@ capabilities: {drop: [ALL]}
   value: {{ .Release.Namespace }}
 - name: EVERLOOP_NAMESPACES
   value: {{ join "," .Values.operator.namespaces | quote }}
+- name: EVERLOOP_METRICS
+  value: {{ .Values.metrics.enabled | quote }}
 {{- end }}
 
 {{/* Tolerations of one component; called with (list tolerations root). */}}

@@ -50,6 +50,7 @@ TYPE_BINDING = "binding"
 TYPE_LINEAGE = "lineage"
 TYPE_INTENT = "intent"
 TYPE_MASTER_KEY = "master-key"
+TYPE_METRICS_TOKEN = "metrics-token"  # noqa: S105 - a label value
 TYPE_SESSION_TOKEN = "session-token"  # noqa: S105 - a label value
 TYPE_DRIVER = "driver"
 
@@ -81,6 +82,8 @@ KOPF_FINALIZER = f"{GROUP}/unused"
 
 MASTER_KEY_SECRET = "everloop-master"  # noqa: S105 - the name of an object
 MASTER_KEY_FIELD = "key"
+METRICS_SECRET = "everloop-metrics"  # noqa: S105 - the name of an object
+"""The token of the metrics ports, for Prometheus."""
 TOKEN_FIELD = "token"  # noqa: S105 - the name of a field
 CATALOGUE_CONFIG_MAP = "everloop-catalogue"
 CATALOGUE_FIELD = "catalogue.json"
@@ -93,6 +96,8 @@ FETCH_CONTAINER = "everloop-fetch"
 """The init container that fills the model cache."""
 API_KEY_FIELD = "api-key"
 PROGRESS_PORT = 8082
+METRICS_PORT = 8083
+"""Of operator and gateway."""
 DRIVER_CONTAINER = "driver"
 PROGRESS_CONTAINER = "progress"
 
@@ -244,6 +249,30 @@ RECOVERY_SERVER_RESTARTED = "ServerRestarted"
 RECOVERY_DRIVER_FAILED = "DriverFailed"
 RECOVERY_NEWER_CHECKPOINT = "NewerCheckpoint"
 RECOVERY_RESUMED = "Resumed"
+RECOVERY_REASONS = (
+    RECOVERY_NODE_LOST,
+    RECOVERY_NODE_GONE,
+    RECOVERY_NODE_HEALTH,
+    RECOVERY_POD_LOST,
+    RECOVERY_POD_FAILED,
+    RECOVERY_POD_DELETED,
+    RECOVERY_PREEMPTED,
+    RECOVERY_DRAINED,
+    RECOVERY_NODE_SHUTDOWN,
+    RECOVERY_DISRUPTED,
+    RECOVERY_EVICTED,
+    RECOVERY_POD_REJECTED,
+    RECOVERY_ACCELERATOR_FAILED,
+    RECOVERY_FENCED,
+    RECOVERY_NO_PROGRESS,
+    RECOVERY_SPEC_CHANGED,
+    RECOVERY_AVOIDANCE_LIFTED,
+    RECOVERY_ENGINE_LOST,
+    RECOVERY_SERVER_RESTARTED,
+    RECOVERY_DRIVER_FAILED,
+    RECOVERY_NEWER_CHECKPOINT,
+    RECOVERY_RESUMED,
+)
 
 # --- reasons of failures that a pod outlives -----------------------------------------------------------------------
 

@@ -36,6 +36,11 @@ def progress_token(master: bytes, uid: str, attempt: int) -> str:
     return _hmac(master, "progress-token", uid, str(attempt))
 
 
+def metrics_token(master: bytes) -> str:
+    """The bearer token of the metrics ports of operator and gateway: 64 hex digits."""
+    return _hmac(master, "metrics-token")
+
+
 def job_key_id(master: bytes, uid: str) -> str:
     """The id of the API key of the RLJob with this UID.
 

@@ -25,6 +25,7 @@ from everloop_operator.api import crd, names, tokens
 from everloop_operator.api.served import lacking
 from everloop_operator.core.events import Event
 from everloop_operator.core.projections import format_time
+from everloop_operator.loop.metrics import API_REQUESTS
 from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Listed, Refused
 from everloop_operator.loop.scope import Scope
 
@@ -242,6 +243,16 @@ class Kube:
                 found = await self._call("GET", path)
         return tokens.master_key(_decode(found.get("data", {}).get(names.MASTER_KEY_FIELD, "")))
 
+    async def publish_metrics_token(self, token: str) -> None:
+        """Writes the token of the metrics ports into a Secret of the release namespace, where Prometheus finds it."""
+        metadata = {
+            "name": names.METRICS_SECRET,
+            "namespace": self._release,
+            "labels": {names.LABEL_TYPE: names.TYPE_METRICS_TOKEN, names.LABEL_MANAGED_BY: names.MANAGED_BY},
+        }
+        data = {names.TOKEN_FIELD: base64.b64encode(token.encode()).decode()}
+        await self.apply({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data})
+
     async def self_check(self) -> None:
         """Reads each watched kind once. Raises ClusterError naming what is missing: the CRD, or a right."""
         watched = (*(f"{OURS}/{plural}" for plural in PLURALS.values()), "/api/v1/pods", "/api/v1/nodes")
@@ -308,7 +319,9 @@ class Kube:
             )
             content: bytes = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
+            API_REQUESTS.labels(method, "error").inc()
             raise ClusterError(f"{what}: {type(error).__name__}") from error
+        API_REQUESTS.labels(method, str(answer.status)).inc()
         return answer.status, float(answer.headers.get("Retry-After", 1)), content
 
 

@@ -49,5 +49,6 @@ RELEASE_RULES: tuple[Rule, ...] = (
     Rule("", "secrets", ("create",), "the master key, at the first start"),
     Rule("", "secrets", ("list",), "find the API keys of jobs that are gone; their content is not asked for"),
     Rule("", "secrets", ("get",), "the master key", names=(names.MASTER_KEY_SECRET,)),
+    Rule("", "secrets", ("patch",), "the token of the metrics ports, by apply", names=(names.METRICS_SECRET,)),
 )
 """For the operator's own namespace."""

@@ -66,8 +66,17 @@ def judge(observed: Observed, pod: Pod | None, fleet_cap: float) -> Verdict | No
 def beyond_cap(observed: Observed, fleet_cap: float) -> bool:
     """Whether more of the nodes that host session pods are to be left than `fleet_cap` (0 to 1) allows."""
     hosting = [observed.nodes[name] for name in observed.hosting if name in observed.nodes]
-    leaving = sum(1 for _, signal in _flagged(hosting, observed.now) if signal.severity.moves)
-    return leaving > max(FLEET_FLOOR, int(fleet_cap * len(hosting)))
+    return to_leave(hosting, observed.now) > most_to_leave(len(hosting), fleet_cap)
+
+
+def to_leave(hosting: Iterable[Node], now: datetime) -> int:
+    """How many of these nodes show signals to leave them."""
+    return sum(1 for _, signal in _flagged(hosting, now) if signal.severity.moves)
+
+
+def most_to_leave(hosting: int, fleet_cap: float) -> int:
+    """How many of so many nodes with session pods are left at a time."""
+    return max(FLEET_FLOOR, int(fleet_cap * hosting))
 
 
 def due(observed: Observed, pod: Pod | None) -> Iterator[datetime]:

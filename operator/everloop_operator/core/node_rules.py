@@ -138,9 +138,14 @@ def signals(
     return tuple(found)
 
 
+def counts(signal: Signal, now: datetime) -> bool:
+    """Whether it is there, and has been for long enough."""
+    return signal.gone is None and signal.due <= now
+
+
 def active(present: Sequence[Signal], now: datetime) -> Signal | None:
     """The worst signal that counts now, or None."""
-    counting = [signal for signal in present if signal.gone is None and signal.due <= now]
+    counting = [signal for signal in present if counts(signal, now)]
     return max(counting, key=lambda signal: (signal.severity.rank, signal.rule), default=None)
 
 

@@ -81,6 +81,7 @@ class Pod:
     """Why it is about to be disrupted (condition DisruptionTarget); empty if it is not."""
     failure: str = ""
     """Reason and message of a failed pod."""
+    gpus: int = 0
     template_hash: str = ""
     avoided_nodes: frozenset[str] = frozenset()
     container: Container = field(default_factory=Container)

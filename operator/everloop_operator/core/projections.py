@@ -13,6 +13,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
+from . import gpus
 from .node_rules import NodeRule, signals
 from .observed import Claim, Container, Node, Notice, Pod, Session, Volume
 
@@ -101,6 +102,7 @@ def pod_of(body: Body, container: str = names.TRAINER_CONTAINER) -> Pod | None:
         deletion_requested=_deletion_requested(metadata),
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         failure=": ".join(filter(None, (status.get("reason"), status.get("message")))),
+        gpus=gpus.held(spec),
         template_hash=metadata.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
         avoided_nodes=frozenset(
             filter(None, metadata.get("annotations", {}).get(names.ANNOTATION_AVOIDED_NODES, "").split(","))

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from everloop_operator.core import status
+from everloop_operator.core import interruptions, status
 
+from . import metrics
 from .cache import Cache
 from .ports import Body, Cluster, Key
 
@@ -51,4 +52,5 @@ class StatusWriter:
         # The watch will show nothing new: whoever depends on this object hears of it here.
         for other in self._cache.put(written) - {key}:
             self._wake(other)
+        metrics.count(key.kind, interruptions.between(before, after))
         return None

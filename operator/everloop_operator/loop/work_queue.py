@@ -72,6 +72,10 @@ class WorkQueue:
         if self._again.pop(key, None) is not None:
             self.add(key)
 
+    def depth(self) -> int:
+        """How many keys wait."""
+        return len(self._waiting)
+
     def oldest_wait(self) -> float:
         """Seconds for which the key that has waited longest has waited."""
         now = asyncio.get_running_loop().time()

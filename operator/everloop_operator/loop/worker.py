@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
+from .metrics import RECONCILE_SECONDS
 from .ports import ClusterError, Key
 from .work_queue import WorkQueue
 
@@ -36,15 +38,23 @@ class Worker:
         while True:
             key = await self._queue.take()
             about = {"kind": key.kind, "namespace": key.namespace, "name": key.name}
+            started = time.monotonic()
             try:
                 wait = await self._passes[key.kind](key)
             except ClusterError as error:
+                _measure(key, "retry", started)
                 delay = self._queue.failed(key)
                 log.warning("retry", **about, problem=str(error), seconds=delay)
                 continue
             except Exception:
+                _measure(key, "defect", started)
                 delay = self._queue.failed(key)
                 log.exception("defect", **about, seconds=delay)
                 continue
+            _measure(key, "done", started)
             self._queue.schedule(key, wait)
             self._queue.done(key)
+
+
+def _measure(key: Key, outcome: str, started: float) -> None:
+    RECONCILE_SECONDS.labels(key.kind, outcome).observe(time.monotonic() - started)

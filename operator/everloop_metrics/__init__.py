@@ -1,0 +1,1 @@
+"""The metrics port, which operator and gateway have alike."""

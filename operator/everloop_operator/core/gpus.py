@@ -1,0 +1,20 @@
+"""How many GPUs a pod holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+RESOURCES = ("*/gpu", "nvidia.com/mig-*", "gpu.intel.com/*", "habana.ai/gaudi", "aws.amazon.com/neuron*")
+"""Names of the resources that count as GPUs: each unit of them is one, a slice of a GPU as well."""
+
+
+def held(pod_spec: Mapping[str, Any]) -> int:
+    """Of all containers of a pod that run at a time; the API server takes devices in whole numbers only."""
+    return sum(
+        int(amount)
+        for container in pod_spec.get("containers") or ()
+        for name, amount in ((container.get("resources") or {}).get("limits") or {}).items()
+        if any(fnmatchcase(name, pattern) for pattern in RESOURCES)
+    )
