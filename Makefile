@@ -78,8 +78,12 @@ crds: ## regenerate the CRD files and the chart's copy from the pydantic models
 	@$(in_tests) python -m everloop_operator.api.crd
 	@install -D -m 0644 -t helm/everloop/crds-src crds/*.yaml
 
+.PHONY: dashboards
+dashboards: ## regenerate the chart's dashboard and alerts from monitoring/
+	@$(in_tests) python -m monitoring
+
 .PHONY: verify
-verify: crds ## regenerate, and fail if that changed a file
+verify: crds dashboards ## regenerate, and fail if that changed a file
 	@git diff --exit-code -- crds helm
 
 .PHONY: status

@@ -18,7 +18,8 @@ COVERED = (Path("/tmp"), Path("/run"), Path("/models"), Path("/var/lib/everloop"
 """Where pods mount volumes over what the machine has there."""
 
 CONTENTS = (
-    *("downloads", "go", "helm", "images", "kube", "logs", "models", "python", "s3", "tools", "uv-cache", "venvs"),
+    *("downloads", "go", "helm", "images", "kube", "logs", "models", "prometheus", "python"),
+    *("s3", "tools", "uv-cache", "venvs"),
     *(".helm.lock", ".kube.lock", ".s3.lock", ".python.json.new", "lock", "python.json"),
 )
 """Everything that is ever made directly in the cache."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from bootstrap import cluster, images, weights
+from bootstrap import cluster, images, prometheus, weights
 from bootstrap.disk import disk_use
 from bootstrap.environments import NAMES, Environments
 from bootstrap.progress import size
@@ -21,6 +21,7 @@ def wanted(environments: Environments) -> dict[Path, str]:
         binaries.kubectl.parent: "Kubernetes, one binary",
         binaries.helm.parent: "Helm",
         cluster.s3_server(environments.cache).parent: "S3 server of the tests",
+        prometheus.directory(environments.cache): "Prometheus of the tests",
         weights.directory(environments.cache): f"model {weights.MODEL}",
         **{images.directory(environments.cache, image): f"image {image.name}" for image in images.IMAGES},
         images.images_file(environments): "names of the images",
@@ -31,7 +32,7 @@ def wanted(environments: Environments) -> dict[Path, str]:
 def superseded(environments: Environments) -> list[Path]:
     """Return what was made for other sources, or half made. Nothing hidden: that may be a build at work."""
     keep = wanted(environments)
-    kinds = ("helm", "images", "kube", "models", "s3", "tools", "venvs")
+    kinds = ("helm", "images", "kube", "models", "prometheus", "s3", "tools", "venvs")
     found = (path for kind in kinds for path in sorted((environments.cache / kind).glob("*")))
     return [path for path in found if path not in keep and not path.name.startswith(".")]
 

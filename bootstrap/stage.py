@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap import cluster, images, interpreter, layout, machine, weights
+from bootstrap import cluster, images, interpreter, layout, machine, prometheus, weights
 from bootstrap.environments import Environments
 from bootstrap.images import OPERATOR_IMAGE, TRAINER_IMAGE
 from bootstrap.lock import exclusive
@@ -16,17 +16,18 @@ __all__ = ["OPERATOR_IMAGE", "TARGETS", "TRAINER_IMAGE", "Parts", "Ready", "ensu
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a target needs: environments by name, and whether the local cluster with its images and model, and S3."""
+    """What a target needs: environments by name, and whether the local cluster, S3 and Prometheus."""
 
     environments: tuple[str, ...]
     cluster: bool = False
     s3: bool = False
+    prometheus: bool = False
 
 
 DEMO = Parts(("devcluster", "operator", "trainer", "client"), cluster=True)
 TARGETS = {
     "demo": DEMO,
-    "test": Parts(("tests", *DEMO.environments), cluster=True, s3=True),
+    "test": Parts(("tests", *DEMO.environments), cluster=True, s3=True, prometheus=True),
     "lint": Parts(("tests",)),
     "operator": Parts(("operator",)),
     "devcluster": Parts(("devcluster",)),
@@ -83,5 +84,7 @@ def ensure(cache: Path, parts: Parts) -> Environments:
             images.ensure(environments, progress)
         if parts.s3:
             cluster.ensure_s3(environments, progress)
+        if parts.prometheus:
+            prometheus.ensure(cache, progress)
         progress.finish()
     return environments

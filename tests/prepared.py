@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from bootstrap import stage
+from bootstrap import layout, stage
+from bootstrap import prometheus as bootstrap_prometheus
+from bootstrap.progress import Progress
 from devcluster import build
 
 
@@ -28,6 +30,13 @@ def kube_binary() -> Path:
 def s3_server() -> Path:
     """The S3 server's binary; built now if nothing else has done it."""
     return build.ensure_s3()
+
+
+def prometheus(name: str = "prometheus") -> Path:
+    """`prometheus` or `promtool`; fetched now if nothing else has done it."""
+    cache = layout.cache_directory()
+    bootstrap_prometheus.ensure(cache, Progress(cache))
+    return bootstrap_prometheus.binary(cache, name)
 
 
 def base_model() -> Path:

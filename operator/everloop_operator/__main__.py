@@ -20,6 +20,7 @@ from everloop_operator.api import names, tokens
 from everloop_operator.cluster import kube, progress, trainer, watch
 from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll
 from everloop_operator.core.jobs.report import ProgressReport
+from everloop_operator.core.node_rules import DRAIN
 from everloop_operator.core.observed import answered
 from everloop_operator.core.plan import Poll, Settings
 from everloop_operator.core.report import TrainerReport
@@ -165,6 +166,7 @@ async def _metrics_port(
         return
     token = tokens.metrics_token(master)
     await _patiently(lambda: cluster.publish_metrics_token(token), stop)
+    metrics.know(rule.name for rule in (*settings.node_rules, DRAIN))
     metrics.REGISTRY.register(collector)
     async with listening(metrics.REGISTRY, settings.pod_ip, names.METRICS_PORT, lambda: token):
         yield

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CODE = ("bootstrap", "demo", "devcluster", "examples", "operator", "trainer_image")
+CODE = ("bootstrap", "demo", "devcluster", "examples", "monitoring", "operator", "trainer_image")
 _SKIPPED = {"build", "__pycache__", ".git"}  # the last is a file in a linked work tree
 _POINTER = ".git"
 """In a further work tree of git a file with the place of the first one: nothing of the repository."""

@@ -59,7 +59,7 @@ def test_interruptions_are_counted_by_reason_rule_and_figures() -> None:
         session = {"kind": names.TRAINING_SESSION_KIND, "reason": "NodeHealth"}
         return (
             value("everloop_recoveries_total", **session),
-            value("everloop_recovery_seconds_sum", **session),
+            value("everloop_recovery_seconds_sum", kind=names.TRAINING_SESSION_KIND),
             value("everloop_node_moves_total", rule="xid"),
             value("everloop_replayed_operations_total"),
             value("everloop_lost_operations_total"),

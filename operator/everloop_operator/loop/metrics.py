@@ -5,6 +5,8 @@ The instruments are the process's: a restart begins anew at 0, as Prometheus' `r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
 from everloop_operator.api import names
@@ -34,8 +36,8 @@ RECOVERIES = Counter(
 )
 RECOVERY_SECONDS = Histogram(
     "everloop_recovery_seconds",
-    "From the detection of an interruption until the object goes on, by kind and reason.",
-    ["kind", "reason"],
+    "From the detection of an interruption until the object goes on, by kind.",
+    ["kind"],
     buckets=(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0),
     registry=REGISTRY,
 )
@@ -47,10 +49,17 @@ REPLAYED = Counter(
 )
 LOST = Counter("everloop_lost_operations", "Operations that a recovery could not bring back.", registry=REGISTRY)
 
-for reason in names.RECOVERY_REASONS:
-    # From 0 on, so that the first of each kind is an increase.
-    RECOVERIES.labels(names.TRAINING_SESSION_KIND, reason)
-    RECOVERIES.labels(names.RL_JOB_KIND, reason)
+# From 0 on, so that the first of each is an increase.
+for _kind in (names.TRAINING_SESSION_KIND, names.RL_JOB_KIND):
+    RECOVERY_SECONDS.labels(_kind)
+    for _reason in names.RECOVERY_REASONS:
+        RECOVERIES.labels(_kind, _reason)
+
+
+def know(rules: Iterable[str]) -> None:
+    """These are the names of the rules by which nodes are left."""
+    for rule in rules:
+        NODE_MOVES.labels(rule)
 
 
 def count(kind: str, interruptions: Interruptions) -> None:
@@ -60,6 +69,6 @@ def count(kind: str, interruptions: Interruptions) -> None:
         if entry.rule:
             NODE_MOVES.labels(entry.rule).inc()
     for entry in interruptions.ended:
-        RECOVERY_SECONDS.labels(kind, entry.reason).observe(entry.seconds)
+        RECOVERY_SECONDS.labels(kind).observe(entry.seconds)
         REPLAYED.inc(entry.replayed)
         LOST.inc(entry.lost)

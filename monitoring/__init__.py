@@ -1,0 +1,1 @@
+"""Dashboard and alerts of the chart, generated: `python -m monitoring` writes them into helm/everloop/monitoring."""

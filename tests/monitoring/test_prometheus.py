@@ -1,0 +1,100 @@
+"""A real Prometheus reads operator and gateway, and is asked what the dashboard and the alerts ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from monitoring.alerts import ALERTS
+from monitoring.panels import INTERVAL, ROWS, Query
+from tests.monitoring.stack import RULE, Stack, started
+from tests.operator.world import eventually, stamp
+
+PANELS = {panel.title: panel for row in ROWS for panel in row.panels}
+MOVED: tuple[tuple[str, int, dict[str, str]], ...] = (
+    ("Interruptions", 0, {"reason": "NodeHealth"}),
+    ("Length of recoveries", 0, {}),
+    ("Length of recoveries", 1, {}),
+    ("Operations in recoveries", 0, {}),
+    ("Signals", 0, {"rule": "xid"}),
+    ("Moves", 0, {"rule": "xid"}),
+    ("Nodes to leave", 0, {}),
+    ("Answers", 0, {"code": "401"}),
+)
+"""Panels, their queries and series that rise by what the test does."""
+EMPTY = {"In need of help"}
+"""Panels that are empty while all is well."""
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with started(tmp_path_factory.mktemp("monitoring")) as stack:
+        yield stack
+
+
+def expression(query: Query) -> str:
+    """As Grafana sends it."""
+    return query.expression.replace(INTERVAL, "20s")
+
+
+def ask(stack: Stack, title: str, number: int, labels: dict[str, str]) -> float:
+    return sum(stack.values(expression(PANELS[title].queries[number]), labels))
+
+
+@pytest.mark.slow
+def test_panels_move_when_a_session_leaves_an_ill_node(stack: Stack) -> None:
+    """Every query is answered; those that tell of the recovery rise by it, and no other panel is left empty."""
+    world = stack.world
+    world.claims()
+    first, second = world.node("a"), world.node("b")
+    world.create_session(workers={"resources": {"limits": {"nvidia.com/gpu": 2}}})
+    world.run_pod("tuned-a1-0", first, lastSnapshotTime=stamp())
+    world.wait_phase("Running")
+    eventually("the session in Prometheus", lambda: ask(stack, "Sessions by phase", 0, {"phase": "Running"}) == 1)
+    before = {moved[:2]: ask(stack, *moved) for moved in MOVED}
+    assert before == dict.fromkeys(before, 0)
+
+    world.api.merge(f"/api/v1/nodes/{first}", {"metadata": {"labels": {RULE["key"]: "79"}}})
+    recovery = {"id": "a2-b1-e1", "reason": "PodReplaced", "replayedOperations": 4, "lostOperations": 0}
+    figures = {"resumedFrom": "m-1:6", "seconds": "1.5", "time": "2026-01-01T00:00:00Z"}
+    world.run_pod("tuned-a2-0", second, lastSnapshotTime=stamp(), recoveries=[{**recovery, **figures}])
+    world.wait_phase("Running")
+    for title, number, labels in MOVED:
+        refused = httpx.post(f"{stack.gateway}/api/v1/client/config", headers={"X-API-Key": "tml-x"}, trust_env=False)
+        assert refused.status_code == 401
+        eventually(f"{title} {number} to rise", lambda: ask(stack, title, number, labels) > 0, 30)  # noqa: B023
+    for panel in PANELS.values():
+        for query in panel.queries:
+            eventually(f"{query}", lambda: stack.values(expression(query), {}) or panel.title in EMPTY)  # noqa: B023
+    # Two, and for a while the two of the pod before.
+    eventually("the GPUs", lambda: 1.5 < ask(stack, "GPUs held", 0, {"namespace": world.namespace}) < 4.5, 60)
+
+
+@pytest.mark.slow
+def test_alerts_are_loaded_and_ask_for_metrics_that_there_are(stack: Stack) -> None:
+    """Prometheus evaluates each without an error; an installation that is well fires none."""
+    (group,) = stack.ask("rules")["groups"]
+    assert {rule["name"] for rule in group["rules"]} == {alert.name for alert in ALERTS}
+    eventually(
+        "evaluation of every alert",
+        lambda: all(rule["health"] == "ok" for rule in stack.ask("rules")["groups"][0]["rules"]),
+    )
+    known = stack.ask("metadata").keys()
+    asked = {
+        re.sub(r"_(bucket|count|sum)$", "", name)
+        for alert in ALERTS
+        for name in re.findall(r"everloop_\w+", alert.expression)
+    }
+    assert asked <= known
+    firing = [alert["labels"]["alertname"] for alert in stack.ask("alerts")["alerts"] if alert["state"] == "firing"]
+    assert firing == []
+
+
+def test_every_alert_has_its_runbook() -> None:
+    """And there is no runbook without its alert."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "runbooks.md").read_text()
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [alert.name for alert in ALERTS]
