@@ -114,6 +114,8 @@ def _command(directory: Path, api: Api, addresses: list[str]) -> list[str]:
 
 def _up(stack: Stack) -> list[str]:
     try:
-        return [target["health"] for target in stack.ask("targets")["activeTargets"]]
+        answer = stack.prometheus.get("/api/v1/targets")
     except httpx.HTTPError:
         return []
+    # It listens before it serves.
+    return [target["health"] for target in answer.json()["data"]["activeTargets"]] if answer.is_success else []

@@ -11,9 +11,12 @@ RESOURCES = ("*/gpu", "nvidia.com/mig-*", "gpu.intel.com/*", "habana.ai/gaudi", 
 
 
 def held(pod_spec: Mapping[str, Any]) -> int:
-    """Of all containers of a pod that run at a time; the API server takes devices in whole numbers only."""
+    """Of all containers of a pod that run at a time.
+
+    Devices come in whole numbers. Thousands of them, which the API server writes as `1k`, are on no node.
+    """
     return sum(
-        int(amount)
+        int(amount) if str(amount).isdecimal() else 0
         for container in pod_spec.get("containers") or ()
         for name, amount in ((container.get("resources") or {}).get("limits") or {}).items()
         if any(fnmatchcase(name, pattern) for pattern in RESOURCES)
