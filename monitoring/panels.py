@@ -91,6 +91,35 @@ ROWS = (
                 (Query(f"sum by (namespace) (rate(everloop_gpu_held_seconds_total[{INTERVAL}]))", "{{namespace}}"),),
             ),
             Panel(
+                "Goodput",
+                "Share of the held GPU seconds in which an operation was computed for the first time.",
+                (
+                    Query(
+                        f"sum by (namespace) (rate(everloop_gpu_useful_seconds_total[{INTERVAL}])) "
+                        f"/ sum by (namespace) (rate(everloop_gpu_held_seconds_total[{INTERVAL}]) > 0)",
+                        "{{namespace}}",
+                    ),
+                ),
+                "percentunit",
+            ),
+            Panel(
+                "Operations",
+                "That ended in a second, by kind and outcome.",
+                (
+                    Query(
+                        f"sum by (kind, outcome) (rate(everloop_operations_total[{INTERVAL}]))",
+                        "{{kind}} {{outcome}}",
+                    ),
+                ),
+                "ops",
+            ),
+            Panel(
+                "Replay",
+                "Share of the time in which models were brought back into an engine.",
+                (Query(f"sum by (namespace) (rate(everloop_replay_seconds_total[{INTERVAL}]))", "{{namespace}}"),),
+                "percentunit",
+            ),
+            Panel(
                 "Age of the newest snapshot",
                 "The oldest in each namespace. Of a session at rest it grows, and does no harm.",
                 (Query("max by (namespace) (everloop_snapshot_age_seconds)", "{{namespace}}"),),

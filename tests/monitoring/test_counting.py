@@ -84,12 +84,20 @@ def test_every_reason_of_a_recovery_starts_from_zero() -> None:
         ([{"nvidia.com/gpu": "2", "memory": "8Gi"}], 2),
         ([{"amd.com/gpu": 1}, {"nvidia.com/mig-1g.5gb": "1"}], 2),
         ([{"aws.amazon.com/neuroncore": "4"}], 4),
+        ([{"nvidia.com/gpu": "1k"}], 0),
         ([{"cpu": "3500m", "vpc.amazonaws.com/efa": "4"}, {}], 0),
     ],
 )
 def test_gpus_are_devices_of_that_kind(limits: list[dict[str, Any]], expected: int) -> None:
     """Of all containers; neither cores nor network devices."""
     assert held({"containers": [{"resources": {"limits": each}} for each in limits] + [{}]}) == expected
+
+
+WORK = {
+    "operations": [{"kind": "optim_step", "outcome": "succeeded", "count": 3}],
+    "usefulSeconds": "12.5",
+    "replaySeconds": "0.25",
+}
 
 
 def samples(families: Any) -> dict[tuple[str, ...], float]:
@@ -138,7 +146,9 @@ def test_signals_count_once_they_have_lasted_and_moves_beyond_the_cap_are_held_b
 
 def test_trainers_are_told_by_pod() -> None:
     """Held seconds from the moment of scheduling, times GPUs; nothing of what no report says."""
-    said = report(lastSnapshotTime=text(NOW - timedelta(seconds=40)), storage={"error": "no space"}, replayMismatches=2)
+    said = report(
+        lastSnapshotTime=text(NOW - timedelta(seconds=40)), storage={"error": "no space"}, replayMismatches=2, work=WORK
+    )
     running, ended = pod(scheduled=ago(90), gpus=2), pod(2, phase="Failed", gpus=2)
     told = samples(trainers([(Key("team", "tuned"), running, said), (Key("team", "tuned"), ended, None)], NOW))
     of = ("team", "tuned", "tuned-a1-0")
@@ -147,7 +157,18 @@ def test_trainers_are_told_by_pod() -> None:
         ("everloop_snapshot_age_seconds", *of): 40,
         ("everloop_storage_failing", *of): 1,
         ("everloop_replay_mismatches_total", *of): 2,
+        ("everloop_operations_total", *of, "optim_step", "succeeded"): 3,
+        ("everloop_gpu_useful_seconds_total", *of): 25,
+        ("everloop_replay_seconds_total", *of): 0.25,
     }
+
+
+def test_no_report_breaks_a_scrape() -> None:
+    """A session pod's image is the tenant's: what it says must fit into a number."""
+    told = samples(trainers([(Key("team", "tuned"), pod(), report(replayMismatches=10**400))], NOW))
+    assert told["everloop_replay_mismatches_total", "team", "tuned", "tuned-a1-0"] == 2**53
+    with pytest.raises(ValueError, match="count"):
+        report(work={"operations": [{"kind": "sample", "outcome": "failed", "count": 10**400}]})
 
 
 def test_calls_are_held_while_they_wait_for_something() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from everloop_operator.core.report import TrainerReport
 from everloop_trainer import exitcodes
 from everloop_trainer.config import read_config
 from everloop_trainer.session import status as trainer_status
+from everloop_trainer.session.work import Work
 from tests.operator.builders import NOW, session, spec
 
 
@@ -161,6 +163,7 @@ def test_operator_reads_the_report_of_the_trainer() -> None:
         snapshot_request=("the-rule-5", 2),
         idle_seconds=61.5,
         underway=trainer_status.UnderwayStatus("s:train:0:11", None, 2),
+        work=Work(Counter({("optim_step", True): 3, ("sample", False): 1}), 12.5, 0.25),
     )
     read = TrainerReport.model_validate_json(json.dumps(full.to_json()), extra="ignore")
     assert read.incarnation is not None
@@ -176,6 +179,11 @@ def test_operator_reads_the_report_of_the_trainer() -> None:
     assert read.snapshot_request is not None
     assert (read.snapshot_request.id, read.snapshot_request.pending) == ("the-rule-5", 2)
     assert read.idle_seconds == 61
+    assert [(item.kind, item.outcome, item.count) for item in read.work.operations] == [
+        ("optim_step", "succeeded", 3),
+        ("sample", "failed", 1),
+    ]
+    assert (read.work.useful_seconds, read.work.replay_seconds) == ("12.500", "0.250")
     fresh = trainer_status.SessionStatus(
         "Starting", full.incarnation, "l", full.base_model, None, 0, (), "", "", 0, (), None, 0.0, None
     )

@@ -73,3 +73,27 @@ async def test_an_operation_in_which_a_server_died_is_named() -> None:
         assert world.service.status().underway == UnderwayStatus(f"{A}:1", None, 1)
         await until(lambda: world.source.engines != [] and world.engine.gate is not None)
         assert world.service.status().to_json()["underway"] == {"operation": f"{A}:1", "seconds": 0, "deaths": 1}
+
+
+async def test_work_is_told_by_kind_and_outcome() -> None:
+    """Each operation counts once; seconds of those that succeed are useful, those of bringing a model back are not."""
+
+    def slow(engine: FakeEngine, op: str) -> None:
+        if op == "forward_backward":
+            world.clock.now += 3
+
+    async with running(Disk(), hook=slow) as world:
+        client = Client()
+        await client.play(world.service, [[create(A)], [fb(A, 1)], [fb(A, 2)]])
+        await world.settled()
+        told = world.service.status().to_json()["work"]
+        ended = {(item["kind"], item["outcome"]): item["count"] for item in told["operations"]}
+        assert ended == {("create_model", "succeeded"): 1, ("forward_backward", "succeeded"): 2}
+        assert float(told["usefulSeconds"]) == pytest.approx(6, abs=1)
+        assert float(told["replaySeconds"]) < 1
+        world.engine.die()
+        await until(lambda: len(world.source.engines) == 2 and world.service.status().state == "Serving")
+        after = world.service.status().to_json()["work"]
+        assert after["operations"] == told["operations"]
+        assert after["usefulSeconds"] == told["usefulSeconds"]
+        assert float(after["replaySeconds"]) == pytest.approx(6, abs=1)

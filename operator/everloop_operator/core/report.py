@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -116,6 +116,29 @@ class UnderwayReport(_Part):
     """How much the engines count that died in it."""
 
 
+MOST = 2**53
+"""A larger number is no count, and no floating-point number is exact there."""
+Seconds = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?$")]
+
+
+class EndedOperations(_Part):
+    """How many operations of one kind have ended in one way since the server started."""
+
+    kind: Annotated[str, StringConstraints(max_length=64)]
+    outcome: Literal["succeeded", "failed"]
+    count: int = Field(ge=0, le=MOST)
+
+
+class WorkReport(_Part):
+    """What the server has had computed since it started."""
+
+    operations: Annotated[list[EndedOperations], Field(max_length=64)] = []
+    useful_seconds: Seconds = "0"
+    """In operations that were computed for the first time and succeeded."""
+    replay_seconds: Seconds = "0"
+    """In bringing models back into an engine."""
+
+
 class TrainerReport(_Part):
     """The whole report."""
 
@@ -134,6 +157,8 @@ class TrainerReport(_Part):
     recoveries: list[RecoveryReport] = []
     idle_seconds: int = Field(default=0, ge=0)
     """Since the last call of any client and the last operation; 0 while one runs, and from an older trainer."""
+    work: WorkReport = WorkReport()
+    """Of an older trainer nothing."""
     copies: CopiesReport | None = None
     """None where none are made."""
     underway: UnderwayReport | None = None

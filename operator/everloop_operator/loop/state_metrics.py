@@ -14,7 +14,7 @@ from everloop_operator.api import names
 from everloop_operator.core import node_health, node_rules
 from everloop_operator.core.observed import Node, Pod
 from everloop_operator.core.plan import Poll
-from everloop_operator.core.report import TrainerReport
+from everloop_operator.core.report import MOST, TrainerReport
 
 from .cache import Cache
 from .poller import Poller
@@ -138,5 +138,28 @@ def trainers(reported: Reported, now: datetime) -> Iterator[Metric]:
         if report.last_snapshot_time:
             age.add_metric(labels, max(0.0, (now - datetime.fromisoformat(report.last_snapshot_time)).total_seconds()))
         full.add_metric(labels, 1 if report.storage.error else 0)
-        mismatches.add_metric(labels, report.replay_mismatches)
+        mismatches.add_metric(labels, min(max(0, report.replay_mismatches), MOST))
     yield from (held, age, full, mismatches)
+    yield from work([(key, pod, report) for key, pod, report in reported if report])
+
+
+def work(reports: Sequence[tuple[Key, Pod, TrainerReport]]) -> Iterator[Metric]:
+    """What servers have had computed. A server that restarts begins anew at 0."""
+    operations = CounterMetricFamily(
+        "everloop_operations", "Operations that ended, by kind and outcome.", labels=[*POD, "kind", "outcome"]
+    )
+    useful = CounterMetricFamily(
+        "everloop_gpu_useful_seconds",
+        "GPUs of a session pod, times seconds in operations that were computed for the first time and succeeded.",
+        labels=POD,
+    )
+    replay = CounterMetricFamily(
+        "everloop_replay_seconds", "Seconds in which models were brought back into an engine.", labels=POD
+    )
+    for key, pod, report in reports:
+        labels = [key.namespace, key.name, pod.name]
+        for ended in report.work.operations:
+            operations.add_metric([*labels, ended.kind, ended.outcome], ended.count)
+        useful.add_metric(labels, pod.gpus * float(report.work.useful_seconds))
+        replay.add_metric(labels, float(report.work.replay_seconds))
+    yield from (operations, useful, replay)

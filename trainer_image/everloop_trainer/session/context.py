@@ -16,6 +16,7 @@ from everloop_trainer.session.history import History
 from everloop_trainer.session.ports import Journal, States
 from everloop_trainer.session.status import BaseModel, Incarnation
 from everloop_trainer.session.underway import Underway
+from everloop_trainer.session.work import Work
 
 SEED_BITS = 31
 log = structlog.get_logger(__name__)
@@ -79,6 +80,7 @@ class Context:
     full: str = ""
     """Why the operation that runs now cannot be stored: the storage is full, over its quota or read-only."""
     replay_mismatches: int = 0
+    work: Work = field(default_factory=Work)
     broken: dict[str, str] = field(default_factory=dict)
     """Streams that stopped, and why: their operations wait for a person, or for an engine that finds all well again."""
     storage_errors: dict[str, str] = field(default_factory=dict)

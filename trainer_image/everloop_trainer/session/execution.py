@@ -24,6 +24,7 @@ from everloop_trainer.session.operations import (
     Sample,
     SaveWeights,
     SaveWeightsForSampler,
+    asked_kind,
 )
 from everloop_trainer.session.outcomes import JSON, PROTOBUF, ContentType
 from everloop_trainer.session.poison import cause
@@ -86,9 +87,7 @@ class Execution:
 
     def give_up(self, entry: Entry) -> Ending:
         """The result of an operation that no engine survives."""
-        args = entry.args
-        kind = args.operation if isinstance(args, Refused) else args.KIND
-        return self._failed(entry, cause(kind, entry.request_id), "server")
+        return self._failed(entry, cause(asked_kind(entry.args), entry.request_id), "server")
 
     async def _run(self, engine: Engine, generation: int, entry: Entry, request: bytes) -> Ending:
         args = entry.args

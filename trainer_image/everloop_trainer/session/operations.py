@@ -158,6 +158,11 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {
 }
 
 
+def asked_kind(args: Arguments) -> str:
+    """The kind that was asked for, of what is refused as well."""
+    return args.operation if isinstance(args, Refused) else args.KIND
+
+
 def arguments_to_json(args: Arguments) -> dict[str, Any]:
     """The arguments as plain values for the journal, which JSON can hold; as JSON values, NaN would become null."""
     dumped: dict[str, Any] = _ADAPTERS[args.KIND].dump_python(args)

@@ -59,6 +59,7 @@ class Restoring:
             context.broken.pop(model_id, None)
             ended = context.config.monotonic()
             seconds = ended - started
+            context.work.replay_seconds += seconds
             log.info(
                 "model restored",
                 model=model_id,

@@ -14,7 +14,7 @@ from everloop_trainer.session.errors import JournalDamaged
 from everloop_trainer.session.execution import Execution
 from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import storage_id
-from everloop_trainer.session.operations import OptimStep
+from everloop_trainer.session.operations import OptimStep, asked_kind
 from everloop_trainer.session.poison import Verdict
 from everloop_trainer.session.ports import Engine, EngineSource
 from everloop_trainer.session.records import Result, Try
@@ -332,6 +332,7 @@ class Runner:
         result, body = await self._execution.run(engine, self._generation, entry, request)
         seconds = context.config.monotonic() - self.started
         await self._end(entry, result, body)
+        context.work.end(asked_kind(entry.args), ok=result.ok, seconds=seconds)
         if changes_state(entry):
             self.snapshots.worked(entry.stream, seconds)
         if isinstance(entry.args, OptimStep) and entry.stream in context.history.models:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from everloop_trainer.session.work import Work
 
 State = Literal["Starting", "Recovering", "Serving"]
 Reason = Literal["EngineLost", "ServerRestarted", "PodReplaced"]
@@ -104,6 +106,7 @@ class SessionStatus:
     idle_seconds: float
     """Since the last call of any client, and since the last operation ended; 0 while one runs or may run."""
     underway: UnderwayStatus | None
+    work: Work = field(default_factory=Work)
     copies: CopiesReport | None = None
     """None where there is nowhere to copy anything to."""
 
@@ -144,6 +147,7 @@ class SessionStatus:
             if self.snapshot_request
             else None,
             "idleSeconds": int(self.idle_seconds),
+            "work": self.work.to_json(),
             "underway": {
                 "operation": self.underway.operation,
                 "seconds": None if self.underway.seconds is None else int(self.underway.seconds),
