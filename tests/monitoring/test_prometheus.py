@@ -16,6 +16,9 @@ from tests.operator.world import eventually, stamp
 
 PANELS = {panel.title: panel for row in ROWS for panel in row.panels}
 MOVED: tuple[tuple[str, int, dict[str, str]], ...] = (
+    ("Goodput", 0, {}),
+    ("Operations", 0, {"kind": "optim_step"}),
+    ("Replay", 0, {}),
     ("Interruptions", 0, {"reason": "NodeHealth"}),
     ("Length of recoveries", 0, {}),
     ("Length of recoveries", 1, {}),
@@ -36,6 +39,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
+def work(count: int, useful: str, replay: str) -> dict[str, object]:
+    """What a trainer says of its work."""
+    operations = [{"kind": "optim_step", "outcome": "succeeded", "count": count}]
+    return {"operations": operations, "usefulSeconds": useful, "replaySeconds": replay}
+
+
 def expression(query: Query) -> str:
     """As Grafana sends it."""
     return query.expression.replace(INTERVAL, "20s")
@@ -52,7 +61,7 @@ def test_panels_move_when_a_session_leaves_an_ill_node(stack: Stack) -> None:
     world.claims()
     first, second = world.node("a"), world.node("b")
     world.create_session(workers={"resources": {"limits": {"nvidia.com/gpu": 2}}})
-    world.run_pod("tuned-a1-0", first, lastSnapshotTime=stamp())
+    world.run_pod("tuned-a1-0", first, lastSnapshotTime=stamp(), work=work(7, "5", "0"))
     world.wait_phase("Running")
     eventually("the session in Prometheus", lambda: ask(stack, "Sessions by phase", 0, {"phase": "Running"}) == 1)
     before = {moved[:2]: ask(stack, *moved) for moved in MOVED}
@@ -61,8 +70,13 @@ def test_panels_move_when_a_session_leaves_an_ill_node(stack: Stack) -> None:
     world.api.merge(f"/api/v1/nodes/{first}", {"metadata": {"labels": {RULE["key"]: "79"}}})
     recovery = {"id": "a2-b1-e1", "reason": "PodReplaced", "replayedOperations": 4, "lostOperations": 0}
     figures = {"resumedFrom": "m-1:6", "seconds": "1.5", "time": "2026-01-01T00:00:00Z"}
-    world.run_pod("tuned-a2-0", second, lastSnapshotTime=stamp(), recoveries=[{**recovery, **figures}])
+    recovered = [{**recovery, **figures}]
+    said = {"lastSnapshotTime": stamp(), "recoveries": recovered, "work": work(0, "0", "0")}
+    trainer = world.run_pod("tuned-a2-0", second, **said)
     world.wait_phase("Running")
+    replaced = {"session": "tuned", "pod": "tuned-a2-0"}
+    eventually("its work in Prometheus", lambda: stack.values("everloop_operations_total", replaced) == [0], 30)
+    trainer.report = {**trainer.report, "work": work(5, "4", "1")}
     for title, number, labels in MOVED:
         refused = httpx.post(f"{stack.gateway}/api/v1/client/config", headers={"X-API-Key": "tml-x"}, trust_env=False)
         assert refused.status_code == 401
