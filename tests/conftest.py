@@ -22,8 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let a terminated run tear its fixtures down as an interrupted one does: no cluster may outlive it."""
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**32)))  # workers inherit it
     shared_out = config.getoption("numprocesses", 0)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt_workers if shared_out else signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt_workers if shared_out else _interrupt_once)
 
 
 def pytest_report_header() -> str:
@@ -59,9 +59,16 @@ def _area(nodeid: str) -> str:
     return f"{area}, apart" if area == LONGEST and name in APART else area
 
 
-def _interrupt_workers(_signal: int, _frame: FrameType | None) -> None:
+def _interrupt_once(_signal: int, _frame: FrameType | None) -> None:
+    """What comes after that would break off the taking down: a worker is told twice to end."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _interrupt_workers(number: int, frame: FrameType | None) -> None:
     """As Ctrl-C at a terminal does; asked to end in any other way, they are killed before they could clean up."""
     me = os.getpid()
     for worker in Path(f"/proc/{me}/task/{me}/children").read_text().split():
         os.kill(int(worker), signal.SIGINT)
-    raise KeyboardInterrupt
+    _interrupt_once(number, frame)

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.world import Everloop, installed
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def everloop() -> Iterator[Everloop]:
     """An installation on four nodes, gone afterwards."""
     with installed(nodes=4) as running:
