@@ -40,7 +40,7 @@ async def test_sessions_whose_pods_are_placed_share_one_read() -> None:
     await reading.uids(*placed)
     assert reading.cluster.claims_read == 1
     reading.time += timedelta(seconds=BOUND_SECONDS)
-    await reading.uids(placed[0])
+    await reading.uids(*placed)
     assert reading.cluster.claims_read == 2
 
 

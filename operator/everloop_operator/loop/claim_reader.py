@@ -60,7 +60,8 @@ class ClaimReader:
         place = (key.namespace, name)
         async with self._reading[place]:
             shared = self._shared.get(place)
-            if shared is None or known or not shared.fresh(self._now()) or not _after(shared.time, current):
+            moved = known is not None and placement != known[0]
+            if shared is None or moved or not shared.fresh(self._now()) or not _after(shared.time, current):
                 shared = self._shared[place] = _Read(await self._find(*place), self._now())
         self._own[key, name] = (placement, shared)
         return shared.claim
