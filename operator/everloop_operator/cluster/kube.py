@@ -127,7 +127,9 @@ class Kube:
         parameters: dict[str, Any] = {**query, "limit": PAGE}
         while True:
             page = await self._call("GET", path, query=parameters, accept=accept)
-            items += page["items"] or ()  # of metadata alone an empty list is null
+            for item in page["items"] or ():  # of metadata alone an empty list is null
+                item["metadata"].pop("managedFields", None)  # half of an object, and nobody here reads it
+                items.append(item)
             token = page["metadata"].get("continue")
             if not token:
                 return Listed(tuple(items), int(page["metadata"]["resourceVersion"]))
