@@ -6,6 +6,7 @@ nothing the server says of itself enters it.
 
 import argparse
 import json
+import os
 import pathlib
 import random
 
@@ -78,3 +79,4 @@ prompt = types.ModelInput.from_ints([1000, 1001, 1002])
 sample = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=8, temperature=1.0, seed=3)).result()
 note(event="sample", tokens=list(sample.sequences[0].tokens))
 service.close("success").result()
+os._exit(0)  # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135)

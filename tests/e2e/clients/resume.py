@@ -1,6 +1,7 @@
 """Goes on from a checkpoint with the unmodified SDK: prints the path under which it saves it again, then trains."""
 
 import argparse
+import os
 import random
 
 import tinker
@@ -23,3 +24,4 @@ loss = model.forward_backward([datum], "cross_entropy").result().metrics["loss:s
 model.optim_step(types.AdamParams(learning_rate=1e-3)).result()
 print(f"loss {loss:.6f}", flush=True)
 service.close("success").result()
+os._exit(0)  # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135)

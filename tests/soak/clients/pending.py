@@ -6,6 +6,7 @@ on. Everything it is told goes into a ledger, without what differs from run to r
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 
@@ -105,3 +106,4 @@ if args.kind not in ("sample", "create_session"):
     optim_step(model)
     print("saved", model.save_state(args.name).result().path, flush=True)
 service.close("success").result()
+os._exit(0)  # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135)

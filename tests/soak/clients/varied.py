@@ -108,3 +108,4 @@ while step < args.steps and not (args.until and pathlib.Path(args.until).exists(
     time.sleep(random.uniform(0, args.linger))
 print("saved", model.save_state(args.name).result().path, flush=True)
 service.close("success").result()
+os._exit(0)  # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135)
