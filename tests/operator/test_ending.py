@@ -48,6 +48,15 @@ def test_a_stopped_session_goes_only_if_the_gateway_made_it(by_gateway: bool) ->
     assert (late.delete_session, status_of(late).phase) == (by_gateway, "Stopped")
 
 
+@pytest.mark.parametrize(("seconds", "soon"), [(0, 1), (5, 5)])
+def test_the_pass_that_ends_a_session_asks_for_the_one_that_removes_it(seconds: int, soon: float) -> None:
+    """What the operator writes itself wakes nobody."""
+    ending = observed(session=replace(session(stop=True, ttlSecondsAfterFinished=seconds), made_by_gateway=True))
+    assert decided(ending).requeue_after == pytest.approx(soon)
+    over = after(ending, decided(ending), now=NOW + timedelta(seconds=soon))
+    assert decided(over).delete_session
+
+
 def failed(**changes: Any) -> Observed:
     """Failed just now, its pod crashing on."""
     broken = Container(exit_code=65, exit_message="StorageMismatch: other/model", finished=NOW)

@@ -61,7 +61,7 @@ def _given_up(observed: Observed, spec: TrainingSessionSpec) -> Rest | None:
     before, stalled = observed.session.status.rest, _stalled(observed.session.status)
     if before and before.state == "Failed":
         return Rest("Failed", stalled.message if stalled else "", "") if _same_spec(observed, before) else None
-    due = expiry(observed, spec)
+    due = expiry(observed, spec, observed.session.status)
     if stalled is None or due is None or observed.now < due:
         return None
     return Rest("Failed", stalled.message, "")
@@ -77,9 +77,8 @@ def _stalled(status: TrainingSessionStatus) -> Condition | None:
     return found if found and found.status == "True" and found.reason in FINAL else None
 
 
-def expiry(observed: Observed, spec: TrainingSessionSpec) -> datetime | None:
+def expiry(observed: Observed, spec: TrainingSessionSpec, status: TrainingSessionStatus) -> datetime | None:
     """When what is left of a session that is Stopped, or Failed for good, is removed; None if nothing is."""
-    status = observed.session.status
     stalled, since = _stalled(status), None
     if stalled:
         since = stalled.last_transition_time
@@ -95,7 +94,7 @@ def expired(observed: Observed, spec: TrainingSessionSpec) -> bool:
     session, phase = observed.session, observed.session.status.phase
     if not session.made_by_gateway or phase not in (names.PHASE_STOPPED, names.PHASE_FAILED) or session.deleting:
         return False
-    due = expiry(observed, spec)
+    due = expiry(observed, spec, observed.session.status)
     return due is not None and observed.now >= due
 
 

@@ -16,6 +16,8 @@ from .decision import Settings as Settings
 from .evictions import evicted_after
 from .observed import Observed, Pod, Session
 
+ENDED_RECHECK_SECONDS = 1.0
+"""How soon a session is looked at again that has just come to its end."""
 CLAIM_RECHECK_SECONDS = 10.0
 """Claims are not watched: how soon a claim that is not in order is looked at again."""
 
@@ -127,7 +129,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         finalizers=ending.finalizers(observed),
         delete_session=decision.rest is not None and lifecycle.expired(observed, spec),
         poll=_poll(decision, state, snapshot=decision.leaving.request if decision.leaving else request),
-        requeue_after=_requeue_after(observed, spec, decision, state, verdict, settings),
+        requeue_after=_requeue_after(observed, spec, decision, state, verdict, settings, desired),
     )
 
 
@@ -208,6 +210,13 @@ def _poll(decision: Decision, state: health.Health, *, snapshot: str) -> Poll | 
     return Poll(pod.ip, pod.uid, pod.attempt, 3.0 if state.serving and not snapshot else 1.0, snapshot)
 
 
+def _expiry(observed: Observed, spec: TrainingSessionSpec, desired: TrainingSessionStatus) -> datetime | None:
+    """By the status that this pass writes, because our own writes wake nobody; soon, if that has just ended it."""
+    due = lifecycle.expiry(observed, spec, desired)
+    known = lifecycle.expiry(observed, spec, observed.session.status)
+    return due if due is None or known else max(due, observed.now + timedelta(seconds=ENDED_RECHECK_SECONDS))
+
+
 def _requeue_after(
     observed: Observed,
     spec: TrainingSessionSpec,
@@ -215,6 +224,7 @@ def _requeue_after(
     state: health.Health,
     verdict: node_health.Verdict | None,
     settings: Settings,
+    desired: TrainingSessionStatus,
 ) -> float | None:
     times: list[datetime] = list(state.deadlines)
     pod = decision.pod
@@ -230,7 +240,7 @@ def _requeue_after(
         due = force_due(observed, spec, old) if old.attempt < decision.attempt or decision.rest else None
         if due:
             times.append(due)
-    times += filter(None, (lifecycle.expiry(observed, spec), ending.deadline(observed)))
+    times += filter(None, (_expiry(observed, spec, desired), ending.deadline(observed)))
     idle = lifecycle.idle_due(observed, spec)
     if idle and pod:
         times.append(idle)
