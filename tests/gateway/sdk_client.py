@@ -8,6 +8,7 @@ It imports nothing but the SDK. URL and key come from the SDK's own variables.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -128,3 +129,4 @@ if __name__ == "__main__":
         say("error", type=type(error).__name__, message=str(error))
         raise
     say("end")
+    os._exit(0)  # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135)

@@ -8,8 +8,10 @@ prints one JSON line per thing done; an exception ends it with its traceback, as
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,4 +242,12 @@ if __name__ == "__main__":
         "chunks": chunks,
         "refusals": refusals,
     }
-    scenarios[sys.argv[1]](**arguments)
+    code = 1
+    try:
+        scenarios[sys.argv[1]](**arguments)
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135).
+        os._exit(code)

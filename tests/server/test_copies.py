@@ -32,9 +32,9 @@ def faultless(store: Store) -> Iterator[None]:
     store.fault = None
 
 
-def configure(pod: Pod, store: Store, prefix: str) -> None:
+def configure(pod: Pod, store: Store, prefix: str, **more: Any) -> None:
     secret = store.credentials(pod.directory / "secret")
-    pod.configure(copies={"s3": store.s3(secret, prefix), "snapshotSeconds": 0.1})
+    pod.configure(copies={"s3": store.s3(secret, prefix), "snapshotSeconds": 0.1}, **more)
 
 
 def copies(pod: Pod) -> dict[str, Any]:
@@ -115,15 +115,15 @@ def test_a_copier_ends_with_its_server(pod: Pod) -> None:
 def test_a_lost_volume_is_restored_and_never_silently(make_pod: Callable[..., Pod], store: Store) -> None:
     """The loop is told where to go on, and from there it ends bit-equal to one that was never interrupted."""
     pod, steps = make_pod(), 12
-    configure(pod, store, "lost")
+    configure(pod, store, "lost", snapshots={"replayBudgetSeconds": 0.5})
     pod.start()
     pod.wait_until("Serving")
     with serving(pod, new_ip(), {}) as stub:
         with SdkProgram(stub.url, "train", seed=17, steps=100_000, save_after=2, **LOOP) as program:
             model = model_of(program)
             eventually(lambda: len(program.named("step")) >= steps, "steps", 60)
-            program.process.send_signal(signal.SIGSTOP)  # so that there is an end to what is to be copied
             eventually(lambda: any("/snapshots/" in name for name in store.objects("lost")), "a snapshot's copy", 60)
+            program.process.send_signal(signal.SIGSTOP)  # so that there is an end to what is to be copied
             wait_copied(pod)
             lineage = (pod.status() or {})["lineage"]
             pod.kill()
