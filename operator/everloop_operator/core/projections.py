@@ -42,7 +42,7 @@ def session_of(body: Body) -> Session:
     try:
         spec = TrainingSessionSpec.model_validate(body.get("spec") or {})
     except ValidationError as error:
-        problem = "; ".join(f"spec.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        problem = spec_problem(error)
     try:
         status = TrainingSessionStatus.model_validate(body.get("status") or {})
     except ValidationError:
@@ -64,6 +64,11 @@ def session_of(body: Body) -> Session:
         made_by_gateway=metadata.get("labels", {}).get(names.LABEL_CREATED_BY) == names.CREATED_BY_GATEWAY,
         wake=metadata.get("annotations", {}).get(names.ANNOTATION_WAKE, "")[:128],
     )
+
+
+def spec_problem(error: ValidationError) -> str:
+    """Why a spec can't be read, by its fields, for people."""
+    return "; ".join(f"spec.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
 
 
 def owner_uid(body: Body, kind: str = names.TRAINING_SESSION_KIND) -> str:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from everloop_operator.api import names
 from everloop_operator.api.rl_job import RLJobSpec
 from everloop_operator.api.rl_job_status import RLJobStatus
-from everloop_operator.core.projections import container_of, owner_uid, pod_of, session_of
+from everloop_operator.core.projections import container_of, owner_uid, pod_of, session_of, spec_problem
 
 from .observed import Driver, Job, SeenSession
 from .report import Point, ProgressReport
@@ -25,7 +25,7 @@ def job_of(body: Body) -> Job:
     try:
         spec = RLJobSpec.model_validate(body.get("spec") or {})
     except ValidationError as error:
-        problem = "; ".join(f"spec.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        problem = spec_problem(error)
     raw = body.get("status") or {}
     try:
         status = RLJobStatus.model_validate(raw)
