@@ -6,7 +6,6 @@ import base64
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ import httpx
 from everloop_operator.api import names
 from monitoring.__main__ import CHART
 from tests.gateway.world import Processes
+from tests.operator.conftest import installed_api
 from tests.operator.control_plane import running
 from tests.operator.world import RELEASE, ROOT, Api, Operator, World, eventually, free_address
 from tests.prepared import prometheus
@@ -53,13 +53,7 @@ def started(directory: Path) -> Iterator[Stack]:
     with ExitStack() as stack:
         plane = stack.enter_context(running(directory))
         kubeconfig = plane.write_kubeconfig(directory / "admin.kubeconfig")
-        kubectl = [str(directory / "kubectl"), "--kubeconfig", str(kubeconfig)]
-        subprocess.run([*kubectl, "apply", "--server-side", "-f", str(ROOT / "crds")], check=True, capture_output=True)
-        subprocess.run(
-            [*kubectl, "wait", "--for=condition=Established", "crd", "--all"], check=True, capture_output=True
-        )
-        api = Api(plane)
-        stack.callback(api.close)
+        api = stack.enter_context(installed_api(plane))
         api.create("/api/v1/namespaces", {"metadata": {"name": RELEASE}})
         rules = directory / "rules.json"
         rules.write_text(json.dumps([RULE]))
