@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -26,6 +26,8 @@ SAMPLE, SAMPLED_KILLS = 6, 1
 AT_A_TIME = 6
 """Fewer than the operator's passes and connections: a call that stalls holds one of each."""
 UNBROKEN = 2
+EVERY = 20
+"""So often a long run says how far it is."""
 
 _numbers = itertools.count(1)
 
@@ -99,11 +101,18 @@ def broken(experiment: Broken, api: Api, proxy: Proxy, writes: int) -> str:
         return "" if namespace in proxy.hit else f"{experiment}: was not met"
 
 
-def shown(text: str) -> str:
-    """What is long goes on, and is known already."""
-    if text:
-        print(text, flush=True)
-    return text
+def told(wrong: Iterable[str], of: int) -> list[str]:
+    """What was wrong; says meanwhile how far it is."""
+    start, found = time.monotonic(), []
+    for number, text in enumerate(wrong, 1):
+        if text:
+            found.append(text)
+            print(text, flush=True)
+        if number % EVERY == 0:
+            elapsed = time.monotonic() - start
+            left = elapsed / number * (of - number) / 60
+            print(f"{elapsed:7.1f} s  {number}/{of} experiments   about {left:.0f} min left", flush=True)
+    return found
 
 
 def test_any_call_may_fail_in_any_way(
@@ -117,8 +126,8 @@ def test_any_call_may_fail_in_any_way(
     print(f"{len(chosen)} of {len(every)} experiments")
     starts = restarted.starts
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        told = pool.map(lambda item: broken(item, api, proxy, baseline[item.journey].writes), chosen)
-        wrong = [text for text in map(shown, told) if text]
+        ended = pool.map(lambda item: broken(item, api, proxy, baseline[item.journey].writes), chosen)
+        wrong = told(ended, len(chosen))
     assert wrong == []
     assert restarted.starts == starts, restarted.log.read_text()[-3000:]
     assert '"defect"' not in restarted.log.read_text()
@@ -132,7 +141,8 @@ def test_the_operator_may_be_killed_after_any_write(
         Broken(kind, call, Fault.KILL_AFTER) for kind, run in baseline.items() for call in run.calls if call.writes
     ]
     random.Random(seed).shuffle(every)
-    for experiment in every if WHOLE else every[:SAMPLED_KILLS]:
-        starts = restarted.starts
-        assert broken(experiment, api, proxy, baseline[experiment.journey].writes) == ""
-        assert restarted.starts == starts + 1
+    chosen = every if WHOLE else every[:SAMPLED_KILLS]
+    starts = restarted.starts
+    ended = (broken(experiment, api, proxy, baseline[experiment.journey].writes) for experiment in chosen)
+    assert told(ended, len(chosen)) == []
+    assert restarted.starts == starts + len(chosen)
