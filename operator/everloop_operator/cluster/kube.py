@@ -29,11 +29,12 @@ from everloop_operator.loop.metrics import API_REQUESTS
 from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Listed, Refused
 from everloop_operator.loop.scope import Scope
 
+from .retry_after import wait_seconds
+
 REQUEST_SECONDS = 30.0
 CONCURRENT_REQUESTS = 16
 TRIES = 5
 """How often a request is sent that the API server is too busy for (429)."""
-LONGEST_RETRY_AFTER_SECONDS = 10.0
 PAGE = 500
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -297,11 +298,11 @@ class Kube:
         what = f"{method} {path}"
         for attempt in range(1, TRIES + 1):
             async with self._slots:
-                status, retry_after, content = await self._send(method, resource, what, body, content_type, accept)
+                status, pause, content = await self._send(method, resource, what, body, content_type, accept)
             if status != 429 or attempt == TRIES:
                 break
             # The slot is free meanwhile: only this request is told to wait.
-            await asyncio.sleep(min(retry_after, LONGEST_RETRY_AFTER_SECONDS))
+            await asyncio.sleep(pause)
         if status >= 300:
             raise _ERRORS.get(status, ClusterError)(f"{what}: {status}: {_message(content)}")
         document: dict[str, Any] = json.loads(content)
@@ -324,7 +325,7 @@ class Kube:
             API_REQUESTS.labels(method, "error").inc()
             raise ClusterError(f"{what}: {type(error).__name__}") from error
         API_REQUESTS.labels(method, str(answer.status)).inc()
-        return answer.status, float(answer.headers.get("Retry-After", 1)), content
+        return answer.status, wait_seconds(answer.headers), content
 
 
 def _path(namespace: str, plural: str, name: str = "") -> str:
