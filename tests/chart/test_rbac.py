@@ -67,6 +67,13 @@ def test_rights_in_listed_namespaces_only(helm: Helm, nodes: bool) -> None:
     assert cluster_wide == ({"everloop-operator-nodes"} if nodes else set())
 
 
+def test_only_the_gateways_policy_is_for_the_whole_cluster(helm: Helm) -> None:
+    """With every mode turned to the least, it and its binding are all that belongs to no namespace: docs/install.md."""
+    least = {"operator": {"namespaces": ["team-a"], "nodes": False}, "userRoles": False, "crds": {"enabled": False}}
+    everywhere = {o["kind"] for o in helm.template(least) if "namespace" not in o["metadata"]}
+    assert everywhere == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+
+
 def test_rights_without_nodes(helm: Helm) -> None:
     """operator.nodes off: nothing is read that belongs to no namespace."""
     roles_there = roles(helm.template({"operator": {"nodes": False}}))
