@@ -29,6 +29,7 @@ from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.execute import Executor
 from everloop_operator.loop.job_execute import JobCredentials, JobExecutor
 from everloop_operator.loop.job_pass import JobPass
+from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.liveness import Liveness
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
@@ -67,8 +68,9 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     cluster = kube.Kube(await kube.load_configuration(), settings.release_namespace, settings.scope)
     trainers, readers = trainer.TrainerClient(), progress.ProgressClient()
     queue, cache = WorkQueue(), Cache(now, settings.node_rules, nodes_watched=settings.scope.nodes)
-    poller = Poller(trainers.answer, queue.add, now, answered)
-    progress_poller = Poller(readers.ask, queue.add, now)
+    lateness = Lateness()
+    poller = Poller(trainers.answer, queue.add, now, lateness, answered)
+    progress_poller = Poller(readers.ask, queue.add, now, lateness)
     try:
         master = await _patiently(lambda: _master_key(cluster), stop)
         statuses = StatusWriter(cluster, cache, queue.add)
@@ -90,7 +92,7 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
         log.info("started", objects=len(cache.keys()), nodes=len(cache.nodes()))
         handlers = watch.registry(cache, queue, alive, stop, settings.scope)
         watching = asyncio.create_task(watch.watch(handlers, settings.scope, liveness_endpoint=endpoint, stop=stop))
-        running = [worker.run(), resync.run(), alive.run(), _until(stop)]
+        running = [worker.run(), resync.run(), alive.run(), lateness.run(), _until(stop)]
         if outdated:
             running.append(_until_current(cluster))
         own = [asyncio.create_task(task) for task in running]

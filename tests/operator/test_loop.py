@@ -15,6 +15,7 @@ from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop import liveness, resync
 from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.execute import Executor
+from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
 from everloop_operator.loop.ports import ClusterError, Conflict, Key, Listed, Unanswered
@@ -41,7 +42,7 @@ class Loop:
     def __init__(self) -> None:
         self.cluster = OneCluster()
         self.queue, self.cache = WorkQueue(), Cache(clock)
-        self.poller = Poller(Silent().ask, self.queue.add, clock)
+        self.poller = Poller(Silent().ask, self.queue.add, clock, Lateness())
         statuses = StatusWriter(self.cluster, self.cache, self.queue.add)
         self.executor = Executor(self.cluster, self.cache, statuses, lambda uid, attempt: f"token {attempt}", clock)
         self.observer = Observer(self.cluster, self.cache, self.poller, clock)

@@ -9,6 +9,7 @@ import pytest
 
 from everloop_operator.core.plan import Poll
 from everloop_operator.core.report import TrainerReport
+from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.poller import Poller, pause
 from everloop_operator.loop.ports import Key, Unanswered
 from tests.operator.builders import report
@@ -43,7 +44,7 @@ async def test_poller_wakes_on_news_only() -> None:
     """The same answer again is no reason for a pass; silence is, and keeps the last report."""
     woken: list[Key] = []
     trainer = Answers(report(), report(), "ReadTimeout", "ReadTimeout", report(1, "Recovering"))
-    poller = Poller(trainer.ask, woken.append, clock)
+    poller = Poller(trainer.ask, woken.append, clock, Lateness())
     poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
     await until(lambda: trainer.asked >= 8)
     assert len(woken) == 3
@@ -65,7 +66,7 @@ async def test_poller_outlives_a_defect() -> None:
             return answer
 
     trainer, seen = Broken(report()), list[str]()
-    poller = Poller(trainer.ask, lambda key: seen.append(poller.answer(key, "u").problem), clock)
+    poller = Poller(trainer.ask, lambda key: seen.append(poller.answer(key, "u").problem), clock, Lateness())
     poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
     await until(lambda: trainer.asked >= 4)
     assert seen == ["", "ZeroDivisionError", ""]
@@ -74,7 +75,7 @@ async def test_poller_outlives_a_defect() -> None:
 
 async def test_poller_forgets_the_old_pod() -> None:
     """A new pod starts without a report; nobody to ask ends the asking."""
-    poller = Poller(Answers(report()).ask, lambda key: None, clock)
+    poller = Poller(Answers(report()).ask, lambda key: None, clock, Lateness())
     poller.want(KEY, Poll("127.0.0.9", "u", 1, 60.0), "t")
     await until(lambda: poller.answer(KEY, "u").report is not None)
     poller.want(KEY, Poll("127.0.0.8", "v", 2, 60.0), "t")
@@ -104,7 +105,7 @@ def test_many_pods_that_do_well_are_asked_less_often(
 async def test_another_question_is_asked_at_once() -> None:
     """A request for snapshots does not wait for the pause to end."""
     trainer = Answers(report())
-    poller = Poller(trainer.ask, lambda _: None, clock)
+    poller = Poller(trainer.ask, lambda _: None, clock, Lateness())
     poller.want(KEY, Poll("127.0.0.9", "u", 1, 3600.0), "t")
     await until(lambda: trainer.asked == 1)
     poller.want(KEY, Poll("127.0.0.9", "u", 1, 3600.0), "t")

@@ -14,6 +14,7 @@ from everloop_operator.loop import resync
 from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.job_execute import JobCredentials, JobExecutor
 from everloop_operator.loop.job_pass import JobPass
+from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.poller import Poller
 from everloop_operator.loop.ports import ClusterError, Key, Listed, Unanswered, job_key
 from everloop_operator.loop.statuses import StatusWriter
@@ -47,7 +48,7 @@ class Loop:
     def __init__(self, cluster: OneCluster | None = None) -> None:
         self.cluster = cluster or OneCluster()
         self.queue, self.cache = WorkQueue(), Cache(clock)
-        poller = Poller(silent, self.queue.add, clock)
+        poller = Poller(silent, self.queue.add, clock, Lateness())
         credentials = JobCredentials(
             token=lambda uid, attempt: f"token {attempt}",
             key=lambda uid, attempt: tokens.job_key(MASTER, uid, attempt),

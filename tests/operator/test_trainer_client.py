@@ -12,9 +12,17 @@ import pytest
 
 from everloop_operator.cluster import trainer
 from everloop_operator.cluster.trainer import TrainerClient
-from everloop_operator.loop.ports import Unanswered
+from everloop_operator.core import silence
+from everloop_operator.core.observed import Trainer
+from everloop_operator.core.plan import Poll
+from everloop_operator.loop.lateness import Lateness
+from everloop_operator.loop.poller import Poller
+from everloop_operator.loop.ports import Key, Unanswered
+from tests.operator.one_cluster import clock
 
 ADDRESS = "127.78.99.1"
+SERVING = b'HTTP/1.1 200 OK\r\nContent-Length: 19\r\nConnection: close\r\n\r\n{"state":"Serving"}'
+KEY = Key("team", "tuned")
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -44,7 +52,7 @@ async def test_report_is_read() -> None:
     """An ordinary answer."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 19\r\n\r\n{"state":"Serving"}')
+        writer.write(SERVING)
 
     async with pod(answer) as client:
         assert (await client.ask(ADDRESS, "t")).serving
@@ -97,3 +105,55 @@ async def test_compressed_answer_is_not_unpacked() -> None:
     async with pod(answer) as client:
         with pytest.raises(Unanswered, match="can't be read"):
             await client.ask(ADDRESS, "t")
+
+
+@pytest.mark.parametrize(
+    ("took", "late", "tells"),
+    [(2.0, 0.0, True), (2.0, 0.49, True), (2.0, 0.5, False), (2.0, 2.0, False), (30.0, 28.0, False), (60.0, 1.0, True)],
+)
+def test_silence_counts_only_for_who_could_have_heard(took: float, late: float, tells: bool) -> None:
+    """A quarter of the time may be lost."""
+    assert silence.tells(took, late) is tells
+
+
+async def test_lateness_counts_what_was_lost_before_the_sleeper_wakes() -> None:
+    """Whoever runs first after a pause knows of it; a loop that is punctual loses next to nothing."""
+    lateness = Lateness()
+    measuring = asyncio.create_task(lateness.run())
+    await asyncio.sleep(0)
+    before = lateness.seconds()
+    time.sleep(0.5)  # noqa: ASYNC251 - the pause
+    lost = lateness.seconds() - before
+    await asyncio.sleep(0.2)
+    assert 0.3 < lost <= lateness.seconds() - before
+    measuring.cancel()
+
+
+async def test_an_operator_that_is_late_itself_blames_no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that runs out of time while the process gets none leaves what was known; real silence counts."""
+    monkeypatch.setattr(trainer, "TIMEOUT_SECONDS", 0.5)
+    asked: list[Trainer] = []
+    lateness = Lateness()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        asked.append(poller.answer(KEY, "u"))
+        if len(asked) < 4:
+            if len(asked) == 2:
+                time.sleep(2)  # noqa: ASYNC251 - all of the loop stands still
+            writer.write(SERVING)
+        else:
+            await asyncio.sleep(60)
+
+    async with pod(answer) as client:
+        woken = asyncio.Event()
+        poller = Poller(client.answer, lambda _: woken.set(), clock, lateness)
+        measuring = asyncio.create_task(lateness.run())
+        poller.want(KEY, Poll(ADDRESS, "u", 1, 0.01), "t")
+        async with asyncio.timeout(30):
+            while poller.answer(KEY, "u").unreachable_since is None:
+                await woken.wait()
+                woken.clear()
+        measuring.cancel()
+        await poller.close()
+    assert len(asked) >= 4, "the pause passed for silence"
+    assert [known.report is not None for known in asked[1:4]] == [True, True, True]

@@ -7,7 +7,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from everloop_operator.loop.ports import Unanswered
+from everloop_operator.loop.ports import Silent, Unanswered
 
 LARGEST_REPORT = 4 << 20
 
@@ -32,6 +32,12 @@ async def read(client: httpx.AsyncClient, url: str, token: str) -> bytes:
             if len(content) > LARGEST_REPORT:
                 raise Unanswered("the report is too large")
         return bytes(content)
+
+
+def unanswered(error: Exception) -> Unanswered:
+    """What an exception of httpx or of the system says of the server."""
+    kind = Silent if isinstance(error, (httpx.TimeoutException, TimeoutError)) else Unanswered
+    return kind(type(error).__name__)
 
 
 def parse(model: type[T], content: bytes) -> T:

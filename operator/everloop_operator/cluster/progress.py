@@ -11,7 +11,6 @@ from everloop_operator.api import names
 from everloop_operator.api.rl_job import GoalSpec
 from everloop_operator.core.jobs.plan import ProgressPoll
 from everloop_operator.core.jobs.report import ProgressReport
-from everloop_operator.loop.ports import Unanswered
 
 from . import asking
 
@@ -33,7 +32,7 @@ class ProgressClient:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 content = await asking.read(self._client, url, token)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # TimeoutError is an OSError
-            raise Unanswered(type(error).__name__) from None
+            raise asking.unanswered(error) from None
         return asking.parse(ProgressReport, content)
 
     async def close(self) -> None:

@@ -9,7 +9,6 @@ import httpx
 from everloop_operator.api import names
 from everloop_operator.core.plan import Poll
 from everloop_operator.core.report import TrainerReport
-from everloop_operator.loop.ports import Unanswered
 
 from . import asking
 
@@ -40,7 +39,7 @@ class TrainerClient:
                     await self._client.post(f"{server}/snapshot", headers=headers, json={"id": snapshot})
                 content = await asking.read(self._client, f"{server}/status", token)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # TimeoutError is an OSError
-            raise Unanswered(type(error).__name__) from None
+            raise asking.unanswered(error) from None
         return asking.parse(TrainerReport, content)
 
     async def close(self) -> None:

@@ -192,6 +192,9 @@ drains, deletions and changes of the spec use neither.
 Where the next attempt is made after a pause, that is 2, 4, 8 seconds and so on, up to 60, with each failure within ten
 minutes. Where it is made elsewhere, the node is avoided for this session only, for `spec.recovery.avoidSeconds`, as
 long as others have room.
+
+A server that does not answer the operator ends no attempt: after 10 seconds of it the session counts as one that does
+not serve. Silence at a time when the operator itself is short of CPU counts for nothing.
 """
 
 

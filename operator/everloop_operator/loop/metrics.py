@@ -47,6 +47,11 @@ NODE_MOVES = Counter(
 REPLAYED = Counter(
     "everloop_replayed_operations", "Operations that were computed once more in recoveries.", registry=REGISTRY
 )
+UNHEARD = Counter(
+    "everloop_unheard_answers",
+    "Questions to pods that no answer was heard to while the operator itself was short of CPU; they count for nothing.",
+    registry=REGISTRY,
+)
 LOST = Counter("everloop_lost_operations", "Operations that a recovery could not bring back.", registry=REGISTRY)
 
 # From 0 on, so that the first of each is an increase.

@@ -11,9 +11,12 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from everloop_operator.core import silence
 from everloop_operator.core.observed import Answer
 
-from .ports import Key, Now, Unanswered
+from .lateness import Lateness
+from .metrics import UNHEARD
+from .ports import Key, Now, Silent, Unanswered
 
 log = structlog.get_logger()
 
@@ -89,8 +92,11 @@ def _place(poll: Question) -> tuple[str, str, int]:
 class Poller(Generic[Q, R]):
     """One task per object that has a pod to ask; wakes the object when the answer is another one than before."""
 
-    def __init__(self, ask: Ask[Q, R], wake: Callable[[Key], None], now: Now, note: Note[R] = simply) -> None:
+    def __init__(
+        self, ask: Ask[Q, R], wake: Callable[[Key], None], now: Now, lateness: Lateness, note: Note[R] = simply
+    ) -> None:
         self._ask = ask
+        self._lateness = lateness
         self._note = note
         self._wake = wake
         self._now = now
@@ -136,8 +142,9 @@ class Poller(Generic[Q, R]):
             before = target.answer
             try:
                 async with self._slots:
-                    report = await self._ask(target.poll, target.token)
-                target.answer = self._note(before, report, self._now())
+                    report = await self._heard(target)
+                if report is not None:
+                    target.answer = self._note(before, report, self._now())
             except Unanswered as error:
                 since = before.unreachable_since or self._now()
                 target.answer = replace(before, unreachable_since=since, problem=str(error))
@@ -149,6 +156,18 @@ class Poller(Generic[Q, R]):
             if target.answer != before:
                 self._wake(key)
             await self._wait(target, self._pause(target))
+
+    async def _heard(self, target: _Target[Q, R]) -> R | None:
+        """The report; None if this process was too late itself to hear one. Raises Unanswered."""
+        loop = asyncio.get_running_loop()
+        begin, late = loop.time(), self._lateness.seconds()
+        try:
+            return await self._ask(target.poll, target.token)
+        except Silent:
+            if silence.tells(loop.time() - begin, self._lateness.seconds() - late):
+                raise
+            UNHEARD.inc()
+            return None
 
     async def close(self) -> None:
         """Stops asking."""

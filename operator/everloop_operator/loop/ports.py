@@ -54,6 +54,10 @@ class Unanswered(Exception):
     """A server in a pod gave no usable answer; the message says why, for people."""
 
 
+class Silent(Unanswered):
+    """It gave none at all in time; that may be the fault of this process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A complete list, and the version of the cluster's state that it shows."""
