@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 
 import pytest
 
 from everloop_trainer.session.status import UnderwayStatus
 from tests.session.fake_engine import FakeEngine
-from tests.session.world import A, Client, Running, create, fb, running, until
-from tests.store.crash_files import Disk
+from tests.session.world import A, Client, Running, create, fb, running, save, until
+from tests.store.crash_files import CrashFiles, Disk
 
 
 def hangs_in_forward_backward(engine: FakeEngine, op: str) -> None:
@@ -97,3 +99,25 @@ async def test_work_is_told_by_kind_and_outcome() -> None:
         assert after["operations"] == told["operations"]
         assert after["usefulSeconds"] == told["usefulSeconds"]
         assert float(after["replaySeconds"]) == pytest.approx(6, abs=1)
+
+
+async def test_waiting_for_space_is_not_useful() -> None:
+    """Of an operation that found the storage full only the try that stored its file counts."""
+    files, tries = CrashFiles(Disk()), 0
+    creating = files.create
+
+    def create_file(path: str, data: bytes) -> None:
+        nonlocal tries
+        if path.endswith("state.safetensors"):
+            tries += 1
+            world.clock.now += 7 if tries == 4 else 100
+            if tries < 4:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        creating(path, data)
+
+    files.create = create_file  # type: ignore[method-assign]
+    async with running(files.disk, files=files, replay_budget=1e9) as world:
+        await Client().play(world.service, [[create(A)], [save(A, 1, "kept")]])
+        await world.settled()
+        assert tries == 4
+        assert float(world.service.status().to_json()["work"]["usefulSeconds"]) == pytest.approx(7, abs=1)

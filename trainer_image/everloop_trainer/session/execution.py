@@ -62,8 +62,10 @@ class Execution:
         """What `run` needs of the body that an operation was accepted with. Raises JournalDamaged, StorageFailed."""
         return await self._context.journal.read(entry.accepted) if isinstance(entry.args, ForwardBackward) else b""
 
-    async def run(self, engine: Engine, generation: int, entry: Entry, request: bytes) -> Ending:
-        """The result record of an operation and its body.
+    async def run(self, engine: Engine, generation: int, entry: Entry, request: bytes) -> tuple[Result, bytes, float]:
+        """The result record of an operation, its body, and the seconds of the try that came to it.
+
+        Tries before that, and the time between them, were waits for space.
 
         Raises:
             ConnectionError, EOFError: the engine was lost; the operation did not happen.
@@ -72,11 +74,14 @@ class Execution:
         context = self._context
         try:
             while True:
+                begun = context.config.monotonic()
                 try:
-                    return await self._run(engine, generation, entry, request)
+                    result, body = await self._run(engine, generation, entry, request)
+                    return result, body, context.config.monotonic() - begun
                 except EngineRefused as refused:
                     if not refused.out_of_space:
-                        return self._failed(entry, refused.error, refused.category)
+                        result, body = self._failed(entry, refused.error, refused.category)
+                        return result, body, context.config.monotonic() - begun
                     if not context.full:
                         log.error("no space for what is to be stored: waiting", operation=entry.request_id)
                     context.full = refused.error

@@ -329,8 +329,7 @@ class Runner:
         await asyncio.shield(noted)
         context.history.apply(tried, position)
         self.running, self.started = entry, context.config.monotonic()
-        result, body = await self._execution.run(engine, self._generation, entry, request)
-        seconds = context.config.monotonic() - self.started
+        result, body, seconds = await self._execution.run(engine, self._generation, entry, request)
         await self._end(entry, result, body)
         context.work.end(asked_kind(entry.args), ok=result.ok, seconds=seconds)
         if changes_state(entry):

@@ -14,7 +14,7 @@ class Work:
     ended: Counter[tuple[str, bool]] = field(default_factory=Counter)
     """By kind, and whether it succeeded."""
     useful_seconds: float = 0.0
-    """In operations that were computed for the first time and succeeded."""
+    """In operations that were computed for the first time and succeeded; waits for space are not among them."""
     replay_seconds: float = 0.0
     """In bringing models back into an engine."""
 
