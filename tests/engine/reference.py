@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
+from everloop_trainer.engine.datums import TrainingDatum
 from everloop_trainer.engine.lora import Adapter
 
 
@@ -28,21 +30,26 @@ def merged_logits(
     return functional_call(model, weights, args=(), kwargs={"input_ids": tokens[None]}, tie_weights=False).logits[0]
 
 
+Objective = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
+"""The loss of one whole datum, a scalar, from its log-probabilities and inputs."""
+
+
 def loss_and_gradient(
-    model: Any, adapter: Adapter, data: list[tuple[list[int], list[int], list[float]]]
+    model: Any, adapter: Adapter, data: Sequence[TrainingDatum], objective: Objective
 ) -> tuple[float, list[torch.Tensor], torch.Tensor]:
-    """sum(-p * w) over tokens and datums, the logprobs of each datum, and the gradient in the order of adapter.flat."""
+    """The sum over datums, the logprobs of each datum's targets, and the gradient in the order of adapter.flat."""
     factors = {
         name: (a.detach().clone().requires_grad_(), b.detach().clone().requires_grad_())
         for name, (a, b) in adapter.factors.items()
     }
     total = torch.zeros(())
     logprobs = []
-    for tokens, targets, weights in data:
-        scores = torch.log_softmax(merged_logits(model, adapter, factors, torch.tensor(tokens)), dim=-1)
-        picked = scores[torch.arange(len(tokens)), torch.tensor(targets)]
+    for datum in data:
+        scores = torch.log_softmax(merged_logits(model, adapter, factors, torch.from_numpy(datum.tokens)), dim=-1)
+        targets = torch.from_numpy(datum.targets)
+        picked = scores.gather(1, targets.reshape(len(targets), -1)).reshape(targets.shape)
         logprobs.append(picked.detach())
-        total = total + (-picked * torch.tensor(weights)).sum()
+        total = total + objective(picked, {name: torch.from_numpy(values) for name, values in datum.inputs.items()})
     leaves = [leaf for pair in factors.values() for leaf in pair]
     gradients = torch.autograd.grad(total, leaves)
     return total.item(), logprobs, torch.cat([gradient.reshape(-1) for gradient in gradients])

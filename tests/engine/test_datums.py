@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,36 @@ def _odd_bytes(message: Any) -> None:
     message.model_input[0].encoded_text.tokens = b"12345"
 
 
-def _sparse(message: Any) -> None:
-    tensor = message.loss_fn_inputs["target_tokens"]
-    tensor.sparse_csr.values = b""
-    tensor.shape[:] = [3, 2]
+def _sparse(crow: Sequence[int], columns: Sequence[int], shape: Sequence[int] = (3, 2)) -> Callable[[Any], None]:
+    def change(message: Any) -> None:
+        for name, dtype in (("target_tokens", np.int64), ("weights", np.float32)):
+            tensor = message.loss_fn_inputs[name]
+            tensor.sparse_csr.values = np.ones(len(columns), dtype).tobytes()
+            tensor.sparse_csr.crow_indices = np.asarray(crow, np.int64).tobytes()
+            tensor.sparse_csr.col_indices = np.asarray(columns, np.int64).tobytes()
+            tensor.shape[:] = shape
+
+    return change
+
+
+def _policy(loss_fn: str, options: dict[str, float] | None = None, **inputs: Any) -> bytes:
+    """A request of one datum for a policy gradient loss."""
+    given: dict[str, Any] = {"logprobs": [-1, -1, -1], "advantages": [1, 1, 1], **inputs}
+    message = datum([1, 2, 3])
+    del message.loss_fn_inputs["weights"]
+    for name, values in given.items():
+        put(message, name, np.asarray(values, np.int64 if name == "target_tokens" else np.float32))
+    whole = tinker_public.ForwardBackwardRequest(data=[message], loss_fn=loss_fn)
+    for name, number in (options or {}).items():
+        whole.loss_fn_config[name] = number
+        whole.loss_fn_config_v2[name].number = number
+    return bytes(whole.SerializeToString())
+
+
+def _text() -> bytes:
+    message = tinker_public.ForwardBackwardRequest(data=[GOOD], loss_fn="ppo")
+    message.loss_fn_config_v2["clip_low_threshold"].text = "0.8"
+    return bytes(message.SerializeToString())
 
 
 def _dense(name: str, values: Any) -> Callable[[Any], None]:
@@ -52,7 +78,43 @@ def _option(value: float) -> bytes:
 
 CASES = {
     "no protobuf": (b"\xff\xff\xff", "body: not a ForwardBackwardRequest"),
-    "loss": (request(GOOD, loss_fn="ppo"), "loss_fn: 'ppo' is not supported; supported: cross_entropy"),
+    "loss": (request(GOOD, loss_fn="grpo"), "loss_fn: 'grpo' is not supported; supported: cross_entropy, importance_"),
+    "unpublished loss": (
+        request(GOOD, loss_fn="stable_reinforce"),
+        "loss_fn: 'stable_reinforce' is not supported (its definition is not published); supported: cross_entropy, imp",
+    ),
+    "traced loss": (request(GOOD, loss_fn="custom"), "loss_fn: 'custom' is not supported (the client's part"),
+    "option of another": (
+        _policy("ppo", {"beta": 1}),
+        "loss_fn_config.beta: not an option of ppo, which has clip_low_threshold, clip_high_threshold",
+    ),
+    "option that is missing": (_policy("dro"), "loss_fn_config.beta: missing; dro has no default for it"),
+    "option as text": (_text(), "loss_fn_config.clip_low_threshold: must be a number"),
+    "negative option": (
+        _policy("dro", {"beta": -1}),
+        "loss_fn_config.beta: must be a finite number from 0 on, got -1.0",
+    ),
+    "bounds the wrong way round": (
+        _policy("ppo", {"clip_low_threshold": 1.3}),
+        "loss_fn_config.clip_low_threshold: 1.3 is above clip_high_threshold 1.2",
+    ),
+    "nothing marked": (
+        _policy("gspo", sequence_ratio_mask=[0, 0, 0]),
+        "data[0].loss_fn_inputs.sequence_ratio_mask: marks no token",
+    ),
+    "input of another": (
+        _policy("ppo", sequence_ratio_mask=[1, 1, 1]),
+        "data[0].loss_fn_inputs.sequence_ratio_mask: not an input of ppo (target_tokens, logprobs, advantages)",
+    ),
+    "several targets for one": (
+        _policy("ppo", target_tokens=np.ones((3, 2))),
+        "data[0].loss_fn_inputs.target_tokens: ppo takes one target for each input token, got shape (3, 2)",
+    ),
+    "logprob that is none": (
+        _policy("ppo", logprobs=[-1, -np.inf, -1]),
+        "data[0].loss_fn_inputs.logprobs[1]: must be finite, got -inf",
+    ),
+    "ratio beyond float32": (_policy("importance_sampling", logprobs=[-1e9, -1, -1]), "data: the loss is not finite"),
     "option": (_option(1.0), "loss_fn_config.beta: not an option of cross_entropy"),
     "no datum": (request(), "data: must hold at least one datum"),
     "image": (_changed(_image), "data[1].model_input.chunks[1]: image chunks are not supported"),
@@ -101,11 +163,38 @@ CASES = {
         _changed(_dense("target_tokens", _floats([1, 2, 3]))),
         "data[1].loss_fn_inputs.target_tokens: must be integers, got float32",
     ),
-    "several targets": (
+    "several targets and one weight": (
         _changed(_dense("target_tokens", np.ones((3, 2), np.int64))),
-        "data[1].loss_fn_inputs.target_tokens: shape (3, 2) is not supported; give one value per input token",
+        "data[1].loss_fn_inputs.weights: shape (3,) differs from that of target_tokens, (3, 2)",
     ),
-    "sparse targets": (_changed(_sparse), "data[1].loss_fn_inputs.target_tokens: shape (3, 2) is not supported"),
+    "too many dimensions": (
+        _changed(_dense("target_tokens", np.ones((3, 2, 1), np.int64))),
+        "data[1].loss_fn_inputs.target_tokens: shape (3, 2, 1) is not supported; give (3,), or (3, K) with K up to",
+    ),
+    "too many targets": (
+        _changed(_sparse([0, 1, 2, 3], [0, 0, 0], (3, 2**40))),
+        "data[1].loss_fn_inputs.target_tokens: shape (3, 1099511627776) is not supported",
+    ),
+    "rows": (
+        _changed(_sparse([0, 1, 2], [0, 0], (2, 2))),
+        "data[1].loss_fn_inputs.target_tokens: 2 rows for 3 input tokens",
+    ),
+    "sparse rows": (
+        _changed(_sparse([0, 2, 1, 3], [0, 1, 0])),
+        "data[1].loss_fn_inputs.target_tokens.crow_indices: don't divide 3 values among 3 rows",
+    ),
+    "sparse columns": (
+        _changed(_sparse([0, 1, 2, 3], [0, 1, 2])),
+        "data[1].loss_fn_inputs.target_tokens.col_indices: must be 0 to 1",
+    ),
+    "sparse twice": (
+        _changed(_sparse([0, 2, 2, 3], [1, 1, 0])),
+        "data[1].loss_fn_inputs.target_tokens.col_indices: a row names a column twice",
+    ),
+    "token among several": (
+        _changed(lambda message: put(message, "target_tokens", np.asarray([[1, 2], [3, 320], [1, 1]]))),
+        "data[1].loss_fn_inputs.target_tokens[1][1]: token id 320 is outside",
+    ),
     "dtype": (
         _changed(lambda message: setattr(message.loss_fn_inputs["weights"], "dtype", 4)),
         "data[1].loss_fn_inputs.weights: dtype 4 is not supported",

@@ -11,32 +11,29 @@ import torch
 from everloop_trainer.engine import training
 from everloop_trainer.engine.base import BaseModel, load_base
 from everloop_trainer.engine.config import SpareConfig
-from everloop_trainer.engine.datums import TrainingDatum
+from everloop_trainer.engine.datums import TrainingBatch, TrainingDatum
 from everloop_trainer.engine.lora import Adapter, LoraSpec
+from everloop_trainer.engine.losses import LOSSES
 from tests.engine.models import ARCHITECTURES, VOCABULARY, make_model
 from tests.engine.reference import loss_and_gradient, merged_logits, plain_model, randomise
 
-Plain = tuple[list[int], list[int], list[float]]
 ALL = LoraSpec(rank=4, seed=5, train_mlp=True, train_attn=True, train_unembed=True)
 
 
-def _data(*lengths: int, seed: int = 0) -> list[Plain]:
+def _data(*lengths: int, seed: int = 0) -> TrainingBatch:
     generator = np.random.default_rng(seed)
-    return [
-        (
-            generator.integers(0, VOCABULARY, length).tolist(),
-            generator.integers(0, VOCABULARY, length).tolist(),
-            generator.normal(size=length).astype(np.float32).tolist(),
-        )
-        for length in lengths
-    ]
-
-
-def _datums(data: list[Plain]) -> list[TrainingDatum]:
-    return [
-        TrainingDatum(np.asarray(tokens, np.int64), np.asarray(targets, np.int64), np.asarray(weights, np.float32))
-        for tokens, targets, weights in data
-    ]
+    return TrainingBatch(
+        LOSSES["cross_entropy"],
+        {},
+        [
+            TrainingDatum(
+                generator.integers(0, VOCABULARY, length),
+                generator.integers(0, VOCABULARY, length),
+                {"weights": generator.normal(size=length).astype(np.float32)},
+            )
+            for length in lengths
+        ],
+    )
 
 
 def _adapter(base: BaseModel, spec: LoraSpec = ALL) -> Adapter:
@@ -62,8 +59,10 @@ def test_loss_and_gradient_are_those_of_the_formula(
     """sum(-p * w), negative weights included, and its gradient, over several micro-batches and slices of the head."""
     adapter = _adapter(tiny_base, LoraSpec(rank=3, seed=5, **groups))
     data = _data(5, 33, 1, 300, 20)
-    loss, logprobs, gradient = loss_and_gradient(plain_model(tiny_model), adapter, data)
-    outcome, found = training.forward_backward(tiny_base, adapter, _datums(data), budget=128)
+    loss, logprobs, gradient = loss_and_gradient(
+        plain_model(tiny_model), adapter, data.data, lambda p, inputs: (-p * inputs["weights"]).sum()
+    )
+    outcome, found = training.forward_backward(tiny_base, adapter, data, budget=128)
     assert outcome.loss == pytest.approx(loss, rel=1e-5, abs=1e-3)
     for ours, theirs in zip(outcome.logprobs, logprobs, strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-4)
@@ -74,7 +73,7 @@ def test_loss_and_gradient_are_those_of_the_formula(
 def test_forward_is_forward_backward_without_gradient(tiny_base: BaseModel) -> None:
     """Both report the same bits, and forward leaves no gradient behind."""
     adapter = _adapter(tiny_base)
-    data = _datums(_data(7, 12))
+    data = _data(7, 12)
     outcome, _ = training.forward_backward(tiny_base, adapter, data, budget=1024)
     tiny_base.use(adapter)
     assert training.forward(tiny_base, data, budget=1024).to_proto() == outcome.to_proto()
@@ -92,7 +91,7 @@ def test_logits_with_attention_and_mlp_equal_peft(tiny_base: BaseModel, tiny_mod
     peft = get_peft_model(plain_model(tiny_model), LoraConfig(r=4, lora_alpha=32, target_modules=names))
     ours = {entry.key: adapter.flat[entry.start : entry.stop].view(entry.shape) for entry in adapter.entries}
     assert not set_peft_model_state_dict(peft, ours).unexpected_keys
-    tokens = torch.tensor([_data(24)[0][0]])
+    tokens = torch.from_numpy(_data(24).data[0].tokens)[None]
     tiny_base.use(adapter)
     with torch.no_grad():
         expected = peft.eval()(input_ids=tokens).logits[0]
@@ -107,7 +106,7 @@ def test_architectures(architecture: str, tmp_path: Path) -> None:
     path = make_model(tmp_path / "model", architecture)
     base = load_base(SpareConfig(Path("unused"), path, "test", max_sequence_length=64))
     adapter = _adapter(base)
-    tokens = torch.tensor(_data(24)[0][0])
+    tokens = torch.from_numpy(_data(24).data[0].tokens)
     expected = merged_logits(plain_model(path), adapter, adapter.factors, tokens)
     base.use(adapter)
     torch.testing.assert_close(base.logits(base.hidden(tokens[None])[0]), expected, rtol=1e-4, atol=1e-4)
@@ -133,7 +132,7 @@ def test_base_too_short_for_the_configured_length(tiny_model: Path) -> None:
 def test_long_sequences_keep_no_activations(tiny_base: BaseModel) -> None:
     """Beyond the budget each layer runs twice instead of keeping its activations; the result has the same bits."""
     adapter = _adapter(tiny_base)
-    data = _datums(_data(300))
+    data = _data(300)
     calls = []
     layer = tiny_base._layers[0].get_submodule("self_attn")
     with layer.register_forward_hook(lambda *_: calls.append(1)):
@@ -149,7 +148,7 @@ def test_bfloat16_base(tiny_base: BaseModel, tiny_model: Path) -> None:
     """With a bfloat16 base the adapter stays float32, and loss and gradient are near those of float32."""
     path = SpareConfig(Path("unused"), tiny_model, "test", dtype="bfloat16", max_sequence_length=512)
     base = load_base(path)
-    data = _datums(_data(20, 30))
+    data = _data(20, 30)
     expected, exact = training.forward_backward(tiny_base, _adapter(tiny_base), data, budget=512)
     outcome, gradient = training.forward_backward(base, _adapter(base), data, budget=512)
     assert gradient.dtype == torch.float32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import IO, Any, Self
@@ -40,7 +41,7 @@ class SdkProgram:
         self.events: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.process = subprocess.Popen(
-            [client_python(), str(SCRIPT), scenario, json.dumps(arguments)],
+            [*self.command(), scenario, json.dumps(arguments)],
             env={
                 "TINKER_BASE_URL": url,
                 "TINKER_API_KEY": API_KEY,
@@ -59,6 +60,11 @@ class SdkProgram:
         ]
         for reader in self._readers:
             reader.start()
+
+    @staticmethod
+    def command() -> list[str]:
+        """What is run."""
+        return [client_python(), str(SCRIPT)]
 
     def _read_events(self, stream: IO[str]) -> None:
         with stream:
@@ -89,3 +95,11 @@ class SdkProgram:
             reader.join(timeout=5)
         assert code == 0, "".join(self.errors)[-4000:]
         assert self.events[-1] == {"event": "done"}
+
+
+class TorchProgram(SdkProgram):
+    """The same of `sdk_losses.py`: what needs torch beside the SDK runs in the tests' own environment."""
+
+    @staticmethod
+    def command() -> list[str]:
+        return [sys.executable, "-m", "tests.server.sdk_losses"]

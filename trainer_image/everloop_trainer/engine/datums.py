@@ -5,7 +5,8 @@ Nothing of the model is touched here, so bad content cannot leave a trace in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +15,11 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from everloop_trainer.engine.errors import ContentError
-from everloop_trainer.engine.losses import CROSS_ENTROPY, SUPPORTED
+from everloop_trainer.engine.losses import LOSSES, UNSUPPORTED, Loss
+from everloop_trainer.engine.tensors import decode
 from everloop_trainer.tinker_proto import tinker_public
 
-_NUMPY_TYPES: dict[int, np.dtype[Any]] = {
-    tinker_public.DTYPE_FLOAT32: np.dtype("<f4"),
-    tinker_public.DTYPE_INT64: np.dtype("<i8"),
-    tinker_public.DTYPE_INT32: np.dtype("<i4"),
-}
-_INPUTS = ("target_tokens", "weights")
+TARGETS = "target_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +32,24 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class TrainingDatum:
-    """One sequence: tokens int64 (n,), target of each position int64 (n,), and its weight float32 (n,)."""
+    """One sequence: tokens int64 (n,), targets of each position int64 (n,) or (n, K), inputs float32 like targets."""
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
-    weights: NDArray[np.float32]
+    inputs: Mapping[str, NDArray[np.float32]]
 
 
-def parse_request(body: bytes, limits: Limits) -> list[TrainingDatum]:
-    """Decode and check a ForwardBackwardRequest for the loss cross_entropy.
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """What one forward_backward is about."""
+
+    loss: Loss
+    options: Mapping[str, float]
+    data: Sequence[TrainingDatum]
+
+
+def parse_request(body: bytes, limits: Limits) -> TrainingBatch:
+    """Decode and check a ForwardBackwardRequest.
 
     Raises ContentError naming the first field that is wrong.
     """
@@ -51,36 +57,73 @@ def parse_request(body: bytes, limits: Limits) -> list[TrainingDatum]:
         request = tinker_public.ForwardBackwardRequest.FromString(body)
     except DecodeError as error:
         raise ContentError(f"body: not a ForwardBackwardRequest: {error}") from error
-    if request.loss_fn not in SUPPORTED:
-        raise ContentError(f"loss_fn: {request.loss_fn!r} is not supported; supported: {', '.join(SUPPORTED)}")
-    for option in sorted({*request.loss_fn_config, *request.loss_fn_config_v2}):
-        raise ContentError(f"loss_fn_config.{option}: not an option of {CROSS_ENTROPY}, which has none")
+    name = request.loss_fn
+    loss = LOSSES.get(name)
+    if loss is None:
+        reason = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
+        raise ContentError(f"loss_fn: {name!r} is not supported{reason}; supported: {', '.join(LOSSES)}")
+    options = _options(name, loss, request)
     if not request.data:
         raise ContentError("data: must hold at least one datum")
-    return [_parse_datum(f"data[{index}]", datum, limits) for index, datum in enumerate(request.data)]
+    data = [_parse_datum(f"data[{index}]", name, loss, datum, limits) for index, datum in enumerate(request.data)]
+    return TrainingBatch(loss, options, data)
 
 
-def _parse_datum(field: str, datum: Any, limits: Limits) -> TrainingDatum:
+def _options(name: str, loss: Loss, request: Any) -> dict[str, float]:
+    """The SDK sends numbers in both maps; the second one counts."""
+    given: dict[str, float] = dict(request.loss_fn_config)
+    for option, value in request.loss_fn_config_v2.items():
+        if value.WhichOneof("value") != "number":
+            raise ContentError(f"loss_fn_config.{option}: must be a number")
+        given[option] = value.number
+    for option, number in sorted(given.items()):
+        if option not in loss.options:
+            known = f"has {', '.join(loss.options)}" if loss.options else "has none"
+            raise ContentError(f"loss_fn_config.{option}: not an option of {name}, which {known}")
+        if not (math.isfinite(number) and number >= 0):
+            raise ContentError(f"loss_fn_config.{option}: must be a finite number from 0 on, got {number}")
+    values = {}
+    for option, default in loss.options.items():
+        value = given.get(option, default)
+        if value is None:
+            raise ContentError(f"loss_fn_config.{option}: missing; {name} has no default for it")
+        values[option] = value
+    low, high = values.get("clip_low_threshold", 0.0), values.get("clip_high_threshold", math.inf)
+    if low > high:
+        raise ContentError(f"loss_fn_config.clip_low_threshold: {low} is above clip_high_threshold {high}")
+    return values
+
+
+def _parse_datum(field: str, name: str, loss: Loss, datum: Any, limits: Limits) -> TrainingDatum:
     tokens = _model_input(f"{field}.model_input", datum.model_input, limits)
-    inputs: Mapping[str, Any] = datum.loss_fn_inputs
-    for name in sorted(set(inputs) - set(_INPUTS)):
-        raise ContentError(f"{field}.loss_fn_inputs.{name}: not an input of {CROSS_ENTROPY} ({', '.join(_INPUTS)})")
-    for name in _INPUTS:
-        if name not in inputs:
-            raise ContentError(f"{field}.loss_fn_inputs.{name}: missing; {CROSS_ENTROPY} needs {', '.join(_INPUTS)}")
+    given: Mapping[str, Any] = datum.loss_fn_inputs
+    needed = (TARGETS, *loss.inputs)
+    for extra in sorted(set(given) - set(needed)):
+        raise ContentError(f"{field}.loss_fn_inputs.{extra}: not an input of {name} ({', '.join(needed)})")
+    for key in needed:
+        if key not in given:
+            raise ContentError(f"{field}.loss_fn_inputs.{key}: missing; {name} needs {', '.join(needed)}")
 
-    where = f"{field}.loss_fn_inputs.target_tokens"
-    targets = _vector(where, inputs["target_tokens"], len(tokens))
+    where = f"{field}.loss_fn_inputs.{TARGETS}"
+    targets = decode(where, given[TARGETS], len(tokens))
     if targets.dtype.kind != "i":
         raise ContentError(f"{where}: must be integers, got float32")
+    if targets.ndim > 1 and not loss.several_targets:
+        raise ContentError(f"{where}: {name} takes one target for each input token, got shape {targets.shape}")
     _check_tokens(where, targets, limits)
 
-    where = f"{field}.loss_fn_inputs.weights"
-    weights = _vector(where, inputs["weights"], len(tokens)).astype(np.float32)
-    unusable = np.flatnonzero(~np.isfinite(weights))
-    if unusable.size:
-        raise ContentError(f"{where}[{unusable[0]}]: must be finite, got {weights[unusable[0]]}")
-    return TrainingDatum(tokens, targets.astype(np.int64), weights)
+    inputs = {}
+    for key in loss.inputs:
+        where = f"{field}.loss_fn_inputs.{key}"
+        values = decode(where, given[key], len(tokens)).astype(np.float32)
+        if values.shape != targets.shape:
+            raise ContentError(f"{where}: shape {values.shape} differs from that of {TARGETS}, {targets.shape}")
+        for position in np.argwhere(~np.isfinite(values))[:1]:
+            raise ContentError(f"{where}{_at(position)}: must be finite, got {values[tuple(position)]}")
+        inputs[key] = values
+    if loss.of_sequence and inputs["advantages"].any() and not inputs["sequence_ratio_mask"].any():
+        raise ContentError(f"{field}.loss_fn_inputs.sequence_ratio_mask: marks no token")
+    return TrainingDatum(tokens, targets.astype(np.int64), inputs)
 
 
 def _model_input(field: str, chunks: Any, limits: Limits) -> NDArray[np.int64]:
@@ -103,27 +146,12 @@ def _model_input(field: str, chunks: Any, limits: Limits) -> NDArray[np.int64]:
 
 
 def _check_tokens(field: str, tokens: NDArray[Any], limits: Limits) -> None:
-    wrong = np.flatnonzero((tokens < 0) | (tokens >= limits.vocab_size))
-    if wrong.size:
+    for position in np.argwhere((tokens < 0) | (tokens >= limits.vocab_size))[:1]:
+        token = tokens[tuple(position)]
         raise ContentError(
-            f"{field}[{wrong[0]}]: token id {tokens[wrong[0]]} is outside the vocabulary (0 to {limits.vocab_size - 1})"
+            f"{field}{_at(position)}: token id {token} is outside the vocabulary (0 to {limits.vocab_size - 1})"
         )
 
 
-def _vector(field: str, tensor: Any, length: int) -> NDArray[Any]:
-    """Return a dense one-dimensional tensor of `length` values, one per input token."""
-    if tensor.WhichOneof("encoding") == "sparse_csr" or len(tensor.shape) > 1:
-        raise ContentError(
-            f"{field}: shape {tuple(tensor.shape)} is not supported; give one value per input token, shape ({length},)"
-        )
-    dtype = _NUMPY_TYPES.get(tensor.dtype)
-    if dtype is None:
-        raise ContentError(f"{field}: dtype {tensor.dtype} is not supported; use float32 or int64")
-    if len(tensor.dense) % dtype.itemsize:
-        raise ContentError(f"{field}: {len(tensor.dense)} bytes are no {dtype} array")
-    values = np.frombuffer(tensor.dense, dtype)
-    if list(tensor.shape) not in ([], [values.size]):
-        raise ContentError(f"{field}: shape {tuple(tensor.shape)} does not match its {values.size} values")
-    if values.size != length:
-        raise ContentError(f"{field}: {values.size} values for {length} input tokens")
-    return values
+def _at(position: NDArray[Any]) -> str:
+    return "".join(f"[{index}]" for index in position)

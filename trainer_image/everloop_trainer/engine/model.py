@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from everloop_trainer.engine import training
 from everloop_trainer.engine.adam import AdamParams, AdamState, adam_step
 from everloop_trainer.engine.base import BaseModel
-from everloop_trainer.engine.datums import TrainingDatum
+from everloop_trainer.engine.datums import TrainingBatch
 from everloop_trainer.engine.errors import ContentError, StateError
 from everloop_trainer.engine.lora import Adapter, LoraSpec
 from everloop_trainer.engine.state import Parts, StateFile, Vector, read_state
@@ -76,20 +75,18 @@ class LoraModel:
         """Number of trained values."""
         return self._adapter.flat.numel()
 
-    def forward(self, base: BaseModel, seq: int, data: Sequence[TrainingDatum], budget: int) -> training.Outcome:
+    def forward(self, base: BaseModel, seq: int, batch: TrainingBatch, budget: int) -> training.Outcome:
         """Compute the loss without gradient."""
         self._check_order(seq)
         base.use(self._adapter)
-        outcome = training.forward(base, data, budget)
+        outcome = training.forward(base, batch, budget)
         self.seq = seq
         return outcome
 
-    def forward_backward(
-        self, base: BaseModel, seq: int, data: Sequence[TrainingDatum], budget: int
-    ) -> training.Outcome:
+    def forward_backward(self, base: BaseModel, seq: int, batch: TrainingBatch, budget: int) -> training.Outcome:
         """Compute the loss and add its gradient to those outstanding. Raises ContentError if the sum is not finite."""
         self._check_order(seq)
-        outcome, gradients = training.forward_backward(base, self._adapter, data, budget)
+        outcome, gradients = training.forward_backward(base, self._adapter, batch, budget)
         if self._gradients is not None and not torch.isfinite(gradients.add_(self._gradients)).all():
             raise ContentError("data: the gradients accumulated since the last optim_step are beyond float32")
         self._gradients = gradients

@@ -7,16 +7,17 @@ fails half-way has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from everloop_trainer.engine import losses
 from everloop_trainer.engine.base import BaseModel
-from everloop_trainer.engine.datums import TrainingDatum
+from everloop_trainer.engine.datums import TrainingBatch, TrainingDatum
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.lora import Adapter
 from everloop_trainer.tinker_proto import tinker_public
@@ -27,26 +28,33 @@ HEAD_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss (summed over all tokens, in float64) and log-probability of each target, float32 (n,) per datum."""
+    """Loss (summed over all tokens, in float64) and each datum's log-probabilities, float32 in the targets' shape."""
 
     loss: float
     logprobs: list[NDArray[np.float32]]
 
     def to_proto(self) -> bytes:
         """Serialise as ForwardBackwardOutput; equal outcomes give equal bytes."""
-        lengths = [values.nbytes for values in self.logprobs]
-        batched = tinker_public.BatchedTensor(
-            data=b"".join(values.tobytes() for values in self.logprobs),
-            offsets=np.cumsum([0, *lengths], dtype=np.int64).tobytes(),
-            dtype=tinker_public.DTYPE_FLOAT32,
-        )
-        record = tinker_public.ArrayRecord(
-            type_tag="ArrayRecord", fields={"logprobs": batched}, num_datums=len(self.logprobs)
-        )
         output = tinker_public.ForwardBackwardOutput(
-            loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics={"loss:sum": self.loss}
+            loss_fn_output_type="ArrayRecord",
+            loss_fn_outputs=[
+                _record(list(values), shape)
+                for shape, values in itertools.groupby(self.logprobs, key=lambda array: array.shape[1:])
+            ],
+            metrics={"loss:sum": self.loss},
         )
         return bytes(output.SerializeToString(deterministic=True))
+
+
+def _record(logprobs: list[NDArray[np.float32]], trailing_shape: tuple[int, ...]) -> Any:
+    """Datums in a row whose arrays differ in length alone."""
+    batched = tinker_public.BatchedTensor(
+        data=b"".join(values.tobytes() for values in logprobs),
+        offsets=np.cumsum([0, *(values.nbytes for values in logprobs)], dtype=np.int64).tobytes(),
+        dtype=tinker_public.DTYPE_FLOAT32,
+        trailing_shape=trailing_shape,
+    )
+    return tinker_public.ArrayRecord(type_tag="ArrayRecord", fields={"logprobs": batched}, num_datums=len(logprobs))
 
 
 def plan_micro_batches(lengths: Sequence[int], budget: int) -> list[range]:
@@ -63,16 +71,16 @@ def plan_micro_batches(lengths: Sequence[int], budget: int) -> list[range]:
 
 
 @torch.no_grad()
-def forward(base: BaseModel, data: Sequence[TrainingDatum], budget: int) -> Outcome:
+def forward(base: BaseModel, batch: TrainingBatch, budget: int) -> Outcome:
     """Compute loss and log-probabilities with whichever adapter is in use, without gradient.
 
     Raises ContentError if they are not finite.
     """
-    return _run(base, data, budget)
+    return _run(base, batch, budget)
 
 
 def forward_backward(
-    base: BaseModel, adapter: Adapter, data: Sequence[TrainingDatum], budget: int
+    base: BaseModel, adapter: Adapter, batch: TrainingBatch, budget: int
 ) -> tuple[Outcome, torch.Tensor]:
     """Like `forward`, with the gradient of the loss, float32 (parameters,) in the order of `adapter.flat`.
 
@@ -82,70 +90,117 @@ def forward_backward(
     gradients = adapter.collect_gradients()
     try:
         with torch.enable_grad():
-            outcome = _run(base, data, budget)
+            outcome = _run(base, batch, budget)
     finally:
         adapter.release_gradients()
     if not torch.isfinite(gradients).all():
-        raise ContentError("data: the gradient is not finite: the weights diverged, or the loss weights are too large")
+        raise ContentError(
+            "data: the gradient is not finite: the weights diverged, or the inputs of the loss are too large"
+        )
     return outcome, gradients
 
 
-def _run(base: BaseModel, data: Sequence[TrainingDatum], budget: int) -> Outcome:
+def _run(base: BaseModel, batch: TrainingBatch, budget: int) -> Outcome:
     loss = 0.0
     logprobs: list[NDArray[np.float32]] = []
-    for run in plan_micro_batches([len(datum.tokens) for datum in data], budget):
-        batch = [data[index] for index in run]
-        batch_loss, values = _micro_batch(base, batch, budget)
-        loss += batch_loss
-        logprobs += np.split(values, np.cumsum([len(datum.tokens) for datum in batch])[:-1])
+    for run in plan_micro_batches([len(datum.tokens) for datum in batch.data], budget):
+        part = TrainingBatch(batch.loss, batch.options, [batch.data[index] for index in run])
+        part_loss, values = _micro_batch(base, part, budget)
+        loss += part_loss
+        logprobs += values
     if not np.isfinite(loss) or not all(np.isfinite(values).all() for values in logprobs):
-        raise ContentError("data: the loss is not finite: the weights diverged, or the loss weights are too large")
+        raise ContentError(
+            "data: the loss is not finite: the weights diverged, or the inputs of the loss are too large"
+        )
     return Outcome(loss, logprobs)
 
 
-def _micro_batch(base: BaseModel, batch: Sequence[TrainingDatum], budget: int) -> tuple[float, NDArray[np.float32]]:
+def _micro_batch(base: BaseModel, batch: TrainingBatch, budget: int) -> tuple[float, list[NDArray[np.float32]]]:
     """Run one micro-batch; with gradients enabled, add to those of the active adapter."""
-    lengths = [len(datum.tokens) for datum in batch]
-    tokens = np.zeros((len(batch), max(lengths)), np.int64)
-    for row, datum in zip(tokens, batch, strict=True):
+    lengths = [len(datum.tokens) for datum in batch.data]
+    tokens = np.zeros((len(lengths), max(lengths)), np.int64)
+    for row, datum in zip(tokens, batch.data, strict=True):
         row[: len(datum.tokens)] = datum.tokens
     padded = base.hidden(torch.from_numpy(tokens), recompute=tokens.size > budget)
     hidden = torch.cat([row[:length] for row, length in zip(padded, lengths, strict=True)])
-    targets = torch.from_numpy(np.concatenate([datum.targets for datum in batch]))
-    weights = torch.from_numpy(np.concatenate([datum.weights for datum in batch]))
+    targets, inputs = _columns(batch.data)
 
     # The head runs in slices that are differentiated one by one: logits of the whole batch never exist at once.
     boundary = hidden.detach().requires_grad_(torch.is_grad_enabled())
+    parts = [slice(start, start + HEAD_TOKENS) for start in range(0, len(targets), HEAD_TOKENS)]
+    if batch.loss.of_sequence:
+        with torch.no_grad():
+            p = torch.cat([_scores(base.logits(boundary[part]), targets[part])[0] for part in parts])
+        cut = {name: values.split(lengths) for name, values in inputs.items()}
+        found = [
+            batch.loss.of_sequence(values, {name: cut[name][index] for name in cut})
+            for index, values in enumerate(p.split(lengths))
+        ]
+        inputs = {**inputs, **{name: torch.cat([each[name] for each in found]) for name in found[0]}}
     loss, logprobs = 0.0, []
-    for start in range(0, len(targets), HEAD_TOKENS):
-        part = slice(start, start + HEAD_TOKENS)
-        part_loss, values = _head(base, boundary[part], targets[part], weights[part])
+    for part in parts:
+        here = {name: values[part] for name, values in inputs.items()}
+        part_loss, values = _head(base, batch, boundary[part], targets[part], here)
         loss += part_loss
-        logprobs.append(values.numpy())
+        logprobs.append(values)
     if hidden.requires_grad:
         hidden.backward(boundary.grad)
-    return loss, np.concatenate(logprobs)
+    rows = torch.cat(logprobs).split(lengths)
+    return loss, [
+        values[:, : _width(datum)].reshape(datum.targets.shape).numpy()
+        for values, datum in zip(rows, batch.data, strict=True)
+    ]
+
+
+def _columns(data: Sequence[TrainingDatum]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Targets int64 and inputs float32 of all datums, (positions, K) each; what is filled up weighs nothing."""
+    width = max(map(_width, data))
+
+    def stack(arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
+        filled = [
+            np.pad(array.reshape(len(array), -1), ((0, 0), (0, width - _width(datum))))
+            for array, datum in zip(arrays, data, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(filled))
+
+    names = data[0].inputs
+    return stack([datum.targets for datum in data]), {
+        name: stack([each.inputs[name] for each in data]) for name in names
+    }
+
+
+def _width(datum: TrainingDatum) -> int:
+    return 1 if datum.targets.ndim == 1 else int(datum.targets.shape[1])
+
+
+def _scores(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities (n, K) of targets int64 (n, K), and the normaliser (n, 1), of logits (n, vocabulary)."""
+    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+    return logits.gather(1, targets) - normaliser, normaliser
 
 
 def _head(
-    base: BaseModel, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    base: BaseModel,
+    batch: TrainingBatch,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    inputs: Mapping[str, torch.Tensor],
 ) -> tuple[float, torch.Tensor]:
-    """Return loss and log-probabilities float32 (n,) of `targets` after hidden states (n, hidden).
+    """Return loss and log-probabilities float32 (n, K) of `targets` after hidden states (n, hidden).
 
-    With gradients enabled, backpropagates d loss / d logits = (onehot - softmax) * d loss / d logprob.
+    With gradients enabled, backpropagates d loss / d logits = sum over K of (onehot - softmax) * d loss / d logprob.
     """
     logits = base.logits(hidden)
     scores = logits.detach()
-    normaliser = torch.logsumexp(scores, dim=-1, keepdim=True)
-    logprobs = (scores.gather(1, targets[:, None]) - normaliser)[:, 0]
+    logprobs, normaliser = _scores(scores, targets)
     logprobs.requires_grad_(logits.requires_grad)
-    loss = losses.cross_entropy(logprobs, weights)
+    loss = batch.loss.objective(logprobs, inputs, batch.options)
     total = loss.detach().sum(dtype=torch.float64).item()
     if logits.requires_grad:
         (slope,) = torch.autograd.grad(loss.sum(), logprobs)
         with torch.no_grad():
             # Nothing needs the logits any more: their memory becomes their gradient.
-            scores.sub_(normaliser).exp_().mul_(-slope[:, None])
-            scores.scatter_add_(1, targets[:, None], slope[:, None])
+            scores.sub_(normaliser).exp_().mul_(-slope.sum(1, keepdim=True))
+            scores.scatter_add_(1, targets, slope)
         logits.backward(scores)
     return total, logprobs.detach()

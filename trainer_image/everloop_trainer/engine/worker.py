@@ -166,9 +166,9 @@ class Worker:
 
     def _forward_backward(self, header: Mapping[str, Any], body: bytes) -> Answer:
         model = self._model(header)
-        data = parse_request(body, self._limits)
+        batch = parse_request(body, self._limits)
         run = model.forward if header["forward_only"] else model.forward_backward
-        outcome = run(self._base, header["seq"], data, self._config.micro_batch_tokens)
+        outcome = run(self._base, header["seq"], batch, self._config.micro_batch_tokens)
         return {}, outcome.to_proto()
 
     def _optim_step(self, header: Mapping[str, Any], _body: bytes) -> Answer:

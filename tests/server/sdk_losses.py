@@ -1,0 +1,103 @@
+"""A user's program that samples and trains on what it sampled, by each loss, and by one of its own.
+
+Run like sdk_loop.py, by an interpreter that has torch beside the SDK: it differentiates its own loss.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import tinker
+import torch
+from tinker import types
+
+from tests.server.sdk_loop import BASE_MODEL, batch, say
+
+OPTIONS: dict[str, dict[str, float]] = {
+    "importance_sampling": {},
+    "ppo": {},
+    "cispo": {},
+    "dro": {"beta": 0.05},
+    "gspo": {},
+}
+
+
+def datum(prompt: list[int], sequence: Any, advantage: float, loss_fn: str) -> types.Datum:
+    """A completion with the log-probabilities that it was sampled with, padded over its prompt."""
+    before = len(prompt) - 1
+    tokens = [*prompt, *sequence.tokens]
+    inputs: dict[str, Any] = {
+        "target_tokens": torch.tensor(tokens[1:]),
+        "logprobs": torch.tensor([0.0] * before + list(sequence.logprobs)),
+        "advantages": torch.tensor([0.0] * before + [advantage] * len(sequence.tokens)),
+    }
+    if loss_fn == "gspo":
+        inputs["sequence_ratio_mask"] = (torch.arange(len(tokens) - 1) >= before).float()
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def policy_gradients() -> None:
+    """At the weights that it was sampled from, each ratio is 1; a step makes what was good likelier."""
+    service = tinker.ServiceClient()
+    prompt = [5, 6, 7, 8]
+    for loss_fn, options in OPTIONS.items():
+        client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3).result()
+        client.forward_backward(batch(0, 3, 16), "cross_entropy").result()
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        sampler = client.save_weights_and_get_sampling_client().result()
+        params = types.SamplingParams(max_tokens=6, seed=11, temperature=0.8, stop=[])
+        good, bad = sampler.sample(types.ModelInput.from_ints(prompt), 2, params).result().sequences
+        data = [datum(prompt, good, 1.0, loss_fn), datum(prompt, bad, -0.5, loss_fn)]
+        if loss_fn == "dro":  # its penalty is for prompts, too
+            now = client.forward(data, loss_fn, options).result().loss_fn_outputs
+            for each, output in zip(data, now, strict=True):
+                each.loss_fn_inputs["logprobs"] = output["logprobs"]
+        first = client.forward_backward(data, loss_fn, options).result()
+        far = max(
+            abs(ours - theirs)
+            for sequence, output in zip((good, bad), first.loss_fn_outputs, strict=True)
+            for ours, theirs in zip(sequence.logprobs or [], output["logprobs"].data[len(prompt) - 1 :], strict=True)
+        )
+        client.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+        after = client.forward(data, loss_fn, options).result()
+        logprobs = [
+            [sum(output["logprobs"].data[len(prompt) - 1 :]) for output in result.loss_fn_outputs]
+            for result in (first, after)
+        ]
+        say(event="trained", loss_fn=loss_fn, loss=first.metrics["loss:sum"], far=far, logprobs=logprobs)
+
+
+def own_loss() -> None:
+    """A loss of the client's own equals the built-in one that it imitates, step by step."""
+    service = tinker.ServiceClient()
+
+    def mine(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        weights = [torch.tensor(each.loss_fn_inputs["weights"].data) for each in data]
+        loss = -torch.stack([(p * w).sum() for p, w in zip(logprobs, weights, strict=True)]).sum()
+        return loss, {"mine": float(loss)}
+
+    built_in = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3).result()
+    custom = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3).result()
+    for step in range(3):
+        data = batch(step, 3, 16)
+        expected = built_in.forward_backward(data, "cross_entropy")
+        found = custom.forward_backward_custom(data, mine)
+        for client in (built_in, custom):
+            client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        say(event="step", built_in=expected.result().metrics["loss:sum"], custom=found.result().metrics["mine"])
+
+
+if __name__ == "__main__":
+    code = 1
+    try:
+        {"policy_gradients": policy_gradients, "own_loss": own_loss}[sys.argv[1]]()
+        say(event="done")
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135).
+        os._exit(code)
