@@ -165,8 +165,20 @@ def test_what_a_deletion_waits_for(change: dict[str, Any], left: tuple[str, ...]
 @pytest.mark.parametrize("trainer", [copying(2), Trainer(), replace(copying(1), unreachable_since=ago(999))])
 def test_the_deadline_holds_whatever_is_down(trainer: Trainer) -> None:
     """Storage, trainer or node: the object goes."""
-    assert decided(deleted(300, trainer=trainer)).finalizers == GONE
-    assert decided(deleted(300, trainer=trainer, nodes={})).finalizers == GONE
+    for late in (deleted(300, trainer=trainer), deleted(300, trainer=trainer, nodes={})):
+        result = decided(late)
+        assert result.finalizers == GONE
+        [event] = result.events
+        assert (event.type, event.reason) == ("Warning", names.EVENT_COPIES_MISSING)
+        assert "spec.deletion.deadlineSeconds (300)" in event.message
+
+
+def test_a_deletion_that_lacks_no_copy_tells_nothing() -> None:
+    """Neither in time nor late, and not once the finalizer is gone."""
+    for seconds in (10, 300):
+        assert decided(deleted(seconds, trainer=copying(0))).events == ()
+    gone = deleted(300)
+    assert decided(replace(gone, session=replace(gone.session, finalizers=GONE))).events == ()
 
 
 def test_a_deletion_that_waits_survives_a_lost_node() -> None:

@@ -12,8 +12,9 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 from everloop_operator.core import failures
 from everloop_operator.core.failure_classes import CLASSES, IN_POD, REPLACED, WAITING
-from everloop_operator.core.observed import Container, Observed, Pod, Trainer
+from everloop_operator.core.observed import Claim, Container, Notice, Observed, Pod, Trainer
 from tests.operator.builders import (
+    CLAIMS,
     NOW,
     after,
     ago,
@@ -299,6 +300,40 @@ DEADLINES: list[tuple[str, Pod, str, tuple[str, str]]] = [
         ('secret "hub" not found', "Secrets and ConfigMaps that spec.pod names"),
     ),
 ]
+
+
+STUCK = pending(node="node-a", scheduled=ago(1801))
+UNBOUND = pending(unschedulable_since=ago(3601), unschedulable_message="unbound immediate PersistentVolumeClaims")
+CLAIM = Claim("training", "u", "Pending", frozenset({"ReadWriteMany"}))
+VOLUMES: list[tuple[str, Observed, str, tuple[str, ...]]] = [
+    (
+        "a mount that fails",
+        observed(pods=(STUCK,), notices={f"Pod/{STUCK.name}": Notice("FailedMount", "file system is FAILED", ago(5))}),
+        "StartupDeadlineExceeded",
+        ("did not serve within 1800 s", "FailedMount: file system is FAILED", "look at the volume and its driver"),
+    ),
+    (
+        "a claim that does not bind",
+        observed(
+            pods=(UNBOUND,),
+            claims={**CLAIMS, "training": CLAIM},
+            notices={"PersistentVolumeClaim/training": Notice("ProvisioningFailed", "no free addresses", ago(5))},
+        ),
+        "UnschedulableDeadlineExceeded",
+        ("unbound immediate", '"training"', "ProvisioningFailed: no free addresses"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("waits", "reason", "words"), [row[1:] for row in VOLUMES], ids=[row[0] for row in VOLUMES]
+)
+def test_a_deadline_names_the_volume_that_is_waited_for(waits: Observed, reason: str, words: tuple[str, ...]) -> None:
+    """A pod without its volumes is Failed in time, and the words of volume and claim are with the condition."""
+    result = decided(replace(waits, session=session(FIRST)))
+    assert (status_of(result).phase, condition(result, "Stalled")[1]) == ("Failed", reason)
+    for each in words:
+        assert each in condition(result, "Stalled")[2]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from everloop_operator.api.training_session_status import TrainingSessionStatus
 
 from . import conditions
 from .aspect import Aspect
+from .events import Event
 from .observed import Observed
 from .projections import format_time
 
@@ -27,7 +28,21 @@ def waits(observed: Observed) -> bool:
     A trainer that does not answer may have some; a session without a pod makes none.
     """
     until = deadline(observed)
-    if until is None or observed.now >= until or names.FINALIZER_COPIES not in observed.session.finalizers:
+    return until is not None and observed.now < until and _copies_missing(observed)
+
+
+def given_up(observed: Observed) -> tuple[Event, ...]:
+    """What is told of a deletion that has waited for its copies in vain."""
+    until = deadline(observed)
+    if until is None or observed.now < until or not _copies_missing(observed):
+        return ()
+    seconds = observed.session.spec.deletion.deadline_seconds if observed.session.spec else 0
+    message = f"deleted without {_missing_copies(observed)}: spec.deletion.deadlineSeconds ({seconds}) are over"
+    return (Event("Warning", names.EVENT_COPIES_MISSING, message, format_time(until)),)
+
+
+def _copies_missing(observed: Observed) -> bool:
+    if names.FINALIZER_COPIES not in observed.session.finalizers:
         return False
     trainer = observed.trainer
     if trainer.report is None or trainer.unreachable_since is not None:
@@ -66,11 +81,14 @@ def paused(observed: Observed) -> TrainingSessionStatus:
 
 def waiting(observed: Observed, desired: TrainingSessionStatus) -> TrainingSessionStatus:
     """The status of a session whose deletion waits."""
-    until, report = deadline(observed), observed.trainer.report
-    copies = report.copies if report else None
-    what = f"{copies.pending} copies" if copies else "copies that its trainer has not told of"
-    message = f"the deletion waits for {what}, until {format_time(until) if until else 'now'} at most"
+    until = deadline(observed)
+    message = f"the deletion waits for {_missing_copies(observed)}, until {format_time(until) if until else 'now'} at most"
     return _with(observed, desired, {names.CONDITION_RECONCILING: Aspect(True, names.REASON_DELETION_WAITS, message)})
+
+
+def _missing_copies(observed: Observed) -> str:
+    copies = observed.trainer.report.copies if observed.trainer.report else None
+    return f"{copies.pending} copies" if copies else "copies that its trainer has not told of"
 
 
 def _with(observed: Observed, base: TrainingSessionStatus, aspects: dict[str, Aspect]) -> TrainingSessionStatus:

@@ -89,7 +89,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     before = observed.session.status
     served = (names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_MOVING)
     recovering = attempt.loss is not None or _opened(observed, attempt) is not None or before.phase in served
-    deadlines = [] if serving or attempt.lost else _deadlines(observed, spec, pod, pods)
+    deadlines = [] if serving or attempt.lost else _deadlines(observed, spec, pod, blockers)
     times = [time for time, _ in deadlines]
     if pod and observed.trainer.unreachable_since:
         times.append(observed.trainer.unreachable_since + _seconds(UNREACHABLE_PATIENCE_SECONDS))
@@ -273,14 +273,17 @@ def _stalled(
 
 
 def _deadlines(
-    observed: Observed, spec: TrainingSessionSpec, pod: Pod | None, pods: Aspect
+    observed: Observed, spec: TrainingSessionSpec, pod: Pod | None, blockers: tuple[Aspect, Aspect]
 ) -> list[tuple[datetime, Aspect]]:
-    """Deadlines of a pod that does not serve, each with what passing it means."""
+    """Deadlines of a pod that does not serve, each with what passing it means, in the words of what blocks it."""
     if pod is None:
         return []
-    limits = spec.deadlines
+    limits, (volumes, _) = spec.deadlines, blockers
+    blocker = next((item for item in blockers if item.status is False), None)
     if pod.unschedulable_since:
         lacking = failures.shortage(pod.unschedulable_message) or pod.unschedulable_message
+        if volumes.status is False:
+            lacking = f"{lacking}; {volumes.message}"
         message = f"pod {pod.name} found no node for {limits.unschedulable_seconds} s: {lacking}"
         message += failure_classes.remedy(names.REASON_UNSCHEDULABLE)
         aspect = Aspect(True, names.REASON_UNSCHEDULABLE_DEADLINE, message)
@@ -294,8 +297,8 @@ def _deadlines(
     if lost is None and before.phase == names.PHASE_RUNNING:
         since = observed.now
     message = f"pod {pod.name} did not serve within {limits.startup_seconds} s"
-    if pods.status is False:
-        message += f": {pods.message.removeprefix(f'pod {pod.name}: ')}{failure_classes.remedy(pods.reason)}"
+    if blocker:
+        message += f": {blocker.message.removeprefix(f'pod {pod.name}: ')}{failure_classes.remedy(blocker.reason)}"
     return [(since + _seconds(limits.startup_seconds), Aspect(True, names.REASON_STARTUP_DEADLINE, message))]
 
 

@@ -77,7 +77,8 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     """The whole decision."""
     session = observed.session
     if session.deleting and not ending.waits(observed):
-        return Plan(finalizers=ending.finalizers(observed))  # the children go by their owner references
+        # The children go by their owner references.
+        return Plan(finalizers=ending.finalizers(observed), events=ending.given_up(observed))
     if session.spec is None:
         return Plan(status=status.invalid(observed))
     if session.paused and not session.deleting:

@@ -55,6 +55,7 @@ class Executor:
         if plan.finalizers is not None:
             changed = await self._cluster.set_finalizers(body, plan.finalizers)
             if observed.session.deleting:
+                await self._tell(key, body, plan)
                 return None  # with its last finalizer it is gone
             self._cache.put(changed)
             return 0.0  # what follows needs the version that there is now
@@ -70,13 +71,16 @@ class Executor:
         delay = await self._status(key, body, observed, plan)
         if plan.delete_session:
             await self._cluster.delete_session(key.namespace, key.name, uid=observed.session.uid)
+        await self._tell(key, body, plan)
+        return delay
+
+    async def _tell(self, key: Key, body: Body, plan: Plan) -> None:
         try:
             for event in plan.events:
                 await self._cluster.post_event(body, event, self._now())
         except ClusterError as error:
             # The status says it all; a story that could not be told is no reason to act again.
             log.warning("event not posted", namespace=key.namespace, session=key.name, problem=str(error))
-        return delay
 
     async def tell_failure(self, key: Key, body: Body, observed: Observed, plan: Plan) -> None:
         """Writes the status, and no more, of a pass whose pod could not be made. Raises ClusterError."""
