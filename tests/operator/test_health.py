@@ -203,6 +203,39 @@ def test_silence_counts_only_after_a_while(trainer: Trainer, serves: str) -> Non
     assert result.create_pod is None
 
 
+def test_silence_that_ends_leaves_nothing_behind() -> None:
+    """The very answer of before is enough: Running again, at a new time, and nothing was charged or replaced."""
+    told = serving()
+    budgets = told.session.status.budgets
+    silent = replace(
+        told, now=NOW + timedelta(seconds=20), trainer=Trainer(report=report(), unreachable_since=NOW, problem="x")
+    )
+    lapse = decided(silent)
+    assert (status_of(lapse).phase, condition(lapse, "Serving")[0]) == ("Recovering", "False")
+    back = after(silent, lapse, now=NOW + timedelta(seconds=25), trainer=told.trainer)
+    result = decided(back)
+    assert (status_of(result).phase, condition(result, "Serving")[0]) == ("Running", "True")
+    [was], [now] = (
+        [c.last_transition_time for c in status.conditions if c.type == "Serving"]
+        for status in (told.session.status, status_of(result))
+    )
+    assert now > was
+    assert (lapse.create_pod, result.create_pod, status_of(result).recoveries) == (None, None, [])
+    assert (status_of(result).attempt, status_of(result).budgets) == (1, budgets)
+
+
+def test_silence_for_ever_is_told_and_left_to_the_kubelet() -> None:
+    """A pod that does not answer the operator may serve others: its own probe restarts it, and the deadline names it."""
+    told = serving()
+    for seconds, phase in ((60, "Recovering"), (2000, "Failed")):
+        silent = Trainer(report=report(), unreachable_since=NOW, problem="ConnectTimeout")
+        told = replace(told, now=NOW + timedelta(seconds=seconds), trainer=silent)
+        result = decided(told)
+        assert (status_of(result).phase, result.create_pod, result.delete_pods) == (phase, None, ())
+        assert "ConnectTimeout" in condition(result, "Serving")[2]
+        told = after(told, result)
+
+
 def test_restarted_operator_believes_the_status_until_it_has_asked() -> None:
     """Before the first answer nothing that only the trainer can say is taken back: a restart writes nothing."""
     sick = serving(trainer=Trainer(report=report(storage={"error": "no space left"})))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from everloop_operator.core.node_rules import Severity, Signal
+from everloop_operator.core.node_rules import NodeRule, Severity, Signal
 from everloop_operator.core.observed import Node, Observed, Trainer
+from everloop_operator.core.projections import node_of
 from tests.operator.builders import NOW, after, ago, condition, decided, node, pod, report, serving, status_of
 
 Moves = Severity.CHECKPOINT_THEN_MOVE
@@ -145,6 +147,43 @@ def test_a_node_that_was_chosen_in_spite_of_its_signal_is_kept() -> None:
     chosen = replace(first, pods=(pod(scheduled=ago(10)),))
     result = decided(chosen)
     assert (result.create_pod, status_of(result).phase) == (None, "Running")
+
+
+def test_a_monitor_that_starts_anew_moves_a_session_once() -> None:
+    """Bad, then its initial value, then bad again: one move, though the next pod comes to the same node."""
+    rule = NodeRule(name="r", kind="Condition", key="Bad", values=("True",), severity=Severity.MOVE_NOW, recovery_seconds=60)
+
+    def shown(status: str, seconds: int, previous: Node | None) -> Observed:
+        body = {
+            "metadata": {"name": "node-a", "uid": "uid-node-a"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Bad", "status": status}]},
+        }
+        now = NOW + timedelta(seconds=seconds)
+        seen = node_of(body, now=now, rules=[rule], previous=previous)
+        return replace(state, now=now, nodes={"node-a": seen}, hosting={"node-a": 1})
+
+    state = on(node("node-a"))
+    bad = shown("True", 0, None)
+    first = decided(bad)
+    assert first.create_pod is not None
+    pods = (pod(2, scheduled=NOW + timedelta(seconds=2)),)
+    state = after(bad, first, pods=pods, trainer=Trainer(report=report(2)))
+    cleared = shown("False", 5, bad.nodes["node-a"])
+    state = after(cleared, decided(cleared))
+    result = decided(shown("True", 9, cleared.nodes["node-a"]))
+    assert (result.create_pod, status_of(result).attempt, status_of(result).recovery_count) == (None, 2, 1)
+
+
+def test_a_signal_elsewhere_moves_nothing() -> None:
+    """A condition that nobody has reset at a node without pods: it is avoided by new pods, and that is all."""
+    elsewhere = on(node("node-a"))
+    elsewhere = replace(elsewhere, nodes={**elsewhere.nodes, "node-b": flagged(Severity.MOVE_NOW, name="node-b")})
+    result = decided(elsewhere)
+    assert (result.create_pod, result.delete_pods, status_of(result)) == (None, (), elsewhere.session.status)
+    lost_pod = decided(replace(elsewhere, pods=()))
+    assert lost_pod.create_pod is not None
+    affinity = lost_pod.create_pod["spec"]["affinity"]["nodeAffinity"]
+    assert "node-b" in str(affinity["preferredDuringSchedulingIgnoredDuringExecution"])
 
 
 @pytest.mark.parametrize("severity", [Severity.MOVE_NOW, Moves])

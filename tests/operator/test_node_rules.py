@@ -322,6 +322,22 @@ def test_a_flapping_signal_is_one_signal() -> None:
     assert not counts(seen(66, bad=True, previous=seen(65, bad=False, previous=absent)), 66)
 
 
+@pytest.mark.parametrize("rule", [rule for rule in EVERY_RULE if rule.kind == "Condition"], ids=lambda rule: rule.name)
+def test_a_monitor_that_starts_anew_says_nothing_new(rule: NodeRule) -> None:
+    """It sets its conditions to their initial value, and to the bad one again: the signal of before goes on."""
+    [status] = rule.values
+    key = rule.key.replace("*", "Some")
+
+    def at(seconds: float, status: str, previous: Any = ()) -> Any:
+        body = raw(conditions=[condition(key, status)])
+        return node_rules.signals(body, [rule], now=NOW + timedelta(seconds=seconds), previous=previous)
+
+    first = at(0, status)
+    cleared = at(4, "False" if status == "True" else "True", first)
+    assert node_rules.active(cleared, NOW + timedelta(seconds=4)) is None
+    assert at(9, status, cleared) == first
+
+
 def test_a_clock_that_was_set_back_delays_by_the_debounce_time_only() -> None:
     """A first sighting in the future is a sighting now."""
     assert counts(seen(0, bad=True, previous=seen(86_400, bad=True)), 10)

@@ -17,6 +17,7 @@ from everloop_operator.api.training_session_status import (
     TrainingSessionStatus,
 )
 from everloop_operator.core.observed import Claim, Container, Observed, Pod, Refusal, Trainer
+from everloop_operator.core.status import dump
 from tests.operator.builders import (
     CLAIMS,
     NOW,
@@ -249,6 +250,29 @@ def test_exhausted_budget_is_failed_until_it_refills() -> None:
     assert decided(replace(gone, now=NOW + timedelta(seconds=6400))).create_pod is not None
     back = decided(replace(after(gone, result), nodes={"node-a": node()}))
     assert (back.create_pod, status_of(back).phase) == (None, "Running")
+
+
+def test_budget_is_counted_at_the_object() -> None:
+    """With a limit of two, three attempts and no fourth, after pauses that grow; all that is known is the status."""
+    limits = {"recovery": {"infrastructure": {"maxAttempts": 2, "windowSeconds": 86_400}}}
+    status, now, pauses = TrainingSessionStatus(), NOW, []
+    made: list[str] = []
+    while status.phase != "Failed":
+        attempt = status.attempt
+        broken = (pod(attempt, phase="Failed", failure="PodFailed: exit code 137", ready=False),) if attempt else ()
+        seen = observed(session=session(status, **limits), now=now, pods=broken)
+        result = decided(seen)
+        status = TrainingSessionStatus.model_validate(dump(status_of(result)))  # as a restarted operator reads it
+        if result.create_pod:
+            made.append(result.create_pod["metadata"]["name"])
+            pauses.append((now - NOW).total_seconds())
+        else:
+            assert result.requeue_after is not None
+            now += timedelta(seconds=result.requeue_after)
+    assert made == ["tuned-a1-0", "tuned-a2-0", "tuned-a3-0"]
+    assert pauses == pytest.approx([0, 0, 2])
+    assert condition(result, "Stalled")[1] == "BudgetExhausted"
+    assert "exit code 137" in condition(result, "Stalled")[2]
 
 
 def test_refused_pod_is_not_tried_again_at_once() -> None:

@@ -55,6 +55,17 @@ async def test_poller_wakes_on_news_only() -> None:
     await poller.close()
 
 
+async def test_the_same_answer_after_silence_is_news() -> None:
+    """What was said of the silence must be taken back, though the trainer says what it has said before."""
+    seen: list[bool] = []
+    trainer = Answers(report(), "ReadTimeout", "ReadTimeout", "ReadTimeout", report())
+    poller = Poller(trainer.ask, lambda key: seen.append(poller.answer(key, "u").unreachable_since is None), clock)
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
+    await until(lambda: trainer.asked >= 7)
+    assert seen == [True, False, True]
+    await poller.close()
+
+
 async def test_poller_outlives_a_defect() -> None:
     """An answer that nobody foresaw counts as none, and the next one is asked for: the old report must not stand."""
 

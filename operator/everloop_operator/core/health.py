@@ -299,6 +299,8 @@ def _deadlines(
     message = f"pod {pod.name} did not serve within {limits.startup_seconds} s"
     if blocker:
         message += f": {blocker.message.removeprefix(f'pod {pod.name}: ')}{failure_classes.remedy(blocker.reason)}"
+    else:
+        message += f": {_trainer_says(observed, pod)}"
     return [(since + _seconds(limits.startup_seconds), Aspect(True, names.REASON_STARTUP_DEADLINE, message))]
 
 
@@ -315,10 +317,14 @@ def _waiting(observed: Observed, attempt: Attempt, blockers: tuple[Aspect, Aspec
     blocker = next((item for item in blockers if item.status is False), None)
     if blocker:
         return Aspect(False, reason, f"{story}: {blocker.message}")
+    return Aspect(False, reason, f"{story}: {_trainer_says(observed, pod)}")
+
+
+def _trainer_says(observed: Observed, pod: Pod | None) -> str:
     trainer = observed.trainer
     if pod and trainer.report and trainer.unreachable_since is None:
-        return Aspect(False, reason, f"{story}: the trainer is {trainer.report.state}")
-    return Aspect(False, reason, f"{story}: the trainer does not answer yet ({trainer.problem or 'not asked yet'})")
+        return f"the trainer is {trainer.report.state}"
+    return f"the trainer does not answer yet ({trainer.problem or 'not asked yet'})"
 
 
 def _seconds(value: float) -> timedelta:
