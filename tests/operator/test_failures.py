@@ -325,9 +325,7 @@ VOLUMES: list[tuple[str, Observed, str, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("waits", "reason", "words"), [row[1:] for row in VOLUMES], ids=[row[0] for row in VOLUMES]
-)
+@pytest.mark.parametrize(("waits", "reason", "words"), [row[1:] for row in VOLUMES], ids=[row[0] for row in VOLUMES])
 def test_a_deadline_names_the_volume_that_is_waited_for(waits: Observed, reason: str, words: tuple[str, ...]) -> None:
     """A pod without its volumes is Failed in time, and the words of volume and claim are with the condition."""
     result = decided(replace(waits, session=session(FIRST)))

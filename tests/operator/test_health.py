@@ -225,7 +225,7 @@ def test_silence_that_ends_leaves_nothing_behind() -> None:
 
 
 def test_silence_for_ever_is_told_and_left_to_the_kubelet() -> None:
-    """A pod that does not answer the operator may serve others: its own probe restarts it, and the deadline names it."""
+    """A pod that does not answer the operator may serve others: its probe restarts it, and the deadline says so."""
     told = serving()
     for seconds, phase in ((60, "Recovering"), (2000, "Failed")):
         silent = Trainer(report=report(), unreachable_since=NOW, problem="ConnectTimeout")

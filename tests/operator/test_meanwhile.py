@@ -15,6 +15,7 @@ from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop import work_queue
 from everloop_operator.loop.cache import Cache, key_of
 from everloop_operator.loop.execute import Executor
+from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
 from everloop_operator.loop.ports import Body, ClusterError, Conflict, Key, Unanswered
@@ -89,7 +90,7 @@ class Operator:
     def __init__(self, cluster: Guarded) -> None:
         self.cluster = cluster
         self.queue, self.cache = WorkQueue(), Cache(clock)
-        self.poller: Poller[Poll, TrainerReport] = Poller(silent, self.queue.add, clock)
+        self.poller: Poller[Poll, TrainerReport] = Poller(silent, self.queue.add, clock, Lateness())
         statuses = StatusWriter(cluster, self.cache, self.queue.add)
         executor = Executor(cluster, self.cache, statuses, lambda uid, attempt: f"token {attempt}", clock)
         observer = Observer(cluster, self.cache, self.poller, clock)

@@ -151,7 +151,9 @@ def test_a_node_that_was_chosen_in_spite_of_its_signal_is_kept() -> None:
 
 def test_a_monitor_that_starts_anew_moves_a_session_once() -> None:
     """Bad, then its initial value, then bad again: one move, though the next pod comes to the same node."""
-    rule = NodeRule(name="r", kind="Condition", key="Bad", values=("True",), severity=Severity.MOVE_NOW, recovery_seconds=60)
+    rule = NodeRule(
+        name="r", kind="Condition", key="Bad", values=("True",), severity=Severity.MOVE_NOW, recovery_seconds=60
+    )
 
     def shown(status: str, seconds: int, previous: Node | None) -> Observed:
         body = {

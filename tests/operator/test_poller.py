@@ -59,7 +59,11 @@ async def test_the_same_answer_after_silence_is_news() -> None:
     """What was said of the silence must be taken back, though the trainer says what it has said before."""
     seen: list[bool] = []
     trainer = Answers(report(), "ReadTimeout", "ReadTimeout", "ReadTimeout", report())
-    poller = Poller(trainer.ask, lambda key: seen.append(poller.answer(key, "u").unreachable_since is None), clock)
+
+    def woken(key: Key) -> None:
+        seen.append(poller.answer(key, "u").unreachable_since is None)
+
+    poller = Poller(trainer.ask, woken, clock, Lateness())
     poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.001), "t")
     await until(lambda: trainer.asked >= 7)
     assert seen == [True, False, True]

@@ -82,7 +82,9 @@ def paused(observed: Observed) -> TrainingSessionStatus:
 def waiting(observed: Observed, desired: TrainingSessionStatus) -> TrainingSessionStatus:
     """The status of a session whose deletion waits."""
     until = deadline(observed)
-    message = f"the deletion waits for {_missing_copies(observed)}, until {format_time(until) if until else 'now'} at most"
+    message = (
+        f"the deletion waits for {_missing_copies(observed)}, until {format_time(until) if until else 'now'} at most"
+    )
     return _with(observed, desired, {names.CONDITION_RECONCILING: Aspect(True, names.REASON_DELETION_WAITS, message)})
 
 
