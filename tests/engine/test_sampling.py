@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from everloop_trainer.engine.base import BaseModel
+from everloop_trainer.engine.choosing import choose, uniform
 from everloop_trainer.engine.errors import ContentError
-from everloop_trainer.engine.sampling import SampleRequest, StopRule, choose, sample, stop_rule, uniform
+from everloop_trainer.engine.sampling import SampleRequest, StopRule, sample, stop_rule
 from everloop_trainer.tinker_proto import tinker_public
 from tests.engine.models import EOS
 from tests.engine.reference import plain_model
@@ -59,15 +60,30 @@ def test_logprobs_are_those_of_the_model(tiny_base: BaseModel, tiny_model: Path)
         np.testing.assert_allclose(logprobs, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_sample_does_not_depend_on_its_company(tiny_base: BaseModel) -> None:
-    """The same request gives the same bits; more samples leave the first ones as they were, and differ from them."""
-    request = replace(REQUEST, temperature=2.0)
+@pytest.mark.parametrize("company", [2, 3, 9, 32, 40])
+@pytest.mark.parametrize("length", [1, 4, 250, 300])
+def test_a_sample_does_not_depend_on_its_company(tiny_base: BaseModel, company: int, length: int) -> None:
+    """The same bits alone and among others, more than are decoded side by side too; each sample differs."""
+    prompt = [(index * 7) % 256 for index in range(length)]
+    request = replace(REQUEST, prompt=prompt, temperature=2.0)
     alone = _sample(tiny_base, request)
-    _sample(tiny_base, replace(request, seed=4))
-    three = _sample(tiny_base, replace(request, num_samples=3))
-    assert three[0] == alone[0]
-    assert len({tuple(tokens) for tokens, _, _ in three}) == 3
+    together = _sample(tiny_base, replace(request, num_samples=company))
+    assert together[0] == alone[0]
+    assert len({tuple(tokens) for tokens, _, _ in together}) == company
     assert _sample(tiny_base, replace(request, seed=4)) != alone
+
+
+def test_samples_that_end_leave_the_others_as_they_are(tiny_base: BaseModel) -> None:
+    """Stopping some of twelve early changes no token of the rest, nor of those that wait for their places."""
+    request = replace(REQUEST, temperature=4.0, num_samples=36)
+    whole = _sample(tiny_base, request)
+    stops = tuple({tokens[position] for tokens, _, _ in whole[:6] for position in (3, 7)})
+    cut = _sample(tiny_base, replace(request, stop=stops))
+    assert len({len(tokens) for tokens, _, _ in cut}) > 2
+    for (tokens, logprobs, _), (shorter, fewer, reason) in zip(whole, cut, strict=True):
+        end = next((index + 1 for index, token in enumerate(tokens) if token in stops), len(tokens))
+        assert (shorter, fewer) == (tokens[:end], logprobs[:end])
+        assert (reason == "STOP_REASON_STOP") == (tokens[end - 1] in stops)
 
 
 def test_end_of_text(tiny_base: BaseModel) -> None:
@@ -158,7 +174,8 @@ def test_choices_follow_the_distribution() -> None:
 
     def frequencies(**changes: object) -> list[float]:
         request = replace(REQUEST, **changes)  # type: ignore[arg-type]
-        counts = Counter(choose(logits, request, number) for number in numbers)
+        rule = (request.temperature, request.top_k, request.top_p)
+        counts = Counter(choose(logits, *rule, number) for number in numbers)
         return [counts[token] / 4000 for token in range(4)]
 
     assert frequencies() == pytest.approx([0.5, 0.1, 0.3, 0.1], abs=0.03)
@@ -168,7 +185,14 @@ def test_choices_follow_the_distribution() -> None:
     assert frequencies(top_p=0.75) == pytest.approx([0.625, 0, 0.375, 0], abs=0.03)
     assert frequencies(top_p=0.4) == [1, 0, 0, 0]
     assert frequencies(top_k=1) == [1, 0, 0, 0]
-    assert choose(logits, REQUEST, 1 - 2**-53) == 3
+    assert choose(logits, 1.0, -1, 1.0, 1 - 2**-53) == 3
+
+
+def test_what_has_no_weight_is_never_chosen() -> None:
+    """Not at either end of the numbers, and not for rounding's sake."""
+    logits = np.array([-1e4, 0.0, -1e4, 1.0, -1e4])
+    assert [choose(logits, 1.0, -1, 1.0, number) for number in (0.0, 1 - 2**-53)] == [1, 3]
+    assert choose(np.full(3, 0.1), 1.0, -1, 1.0, 1.0) == 2
 
 
 def test_numbers_depend_on_seed_sample_and_position() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from everloop_trainer.engine.attention import IMPLEMENTATION, Row
 from everloop_trainer.engine.config import SpareConfig
 from everloop_trainer.engine.lora import Adapter, AdapterSlot, Target, find_targets
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROWS = 8
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -64,6 +67,21 @@ class BaseModel:
             layer.training = recompute
         return self._decoder(input_ids=tokens, cache=cache, use_cache=cache is not None).last_hidden_state
 
+    def decode(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Put the last token of each row through the model and return float32 logits (rows, vocab_size) after it.
+
+        The batch is filled up to a multiple of 8: the bits of a row in a linear layer are the same for all of these.
+        """
+        for layer in self._layers:
+            layer.training = False
+        filling = [0] * (-len(rows) % ROWS)
+        tokens = torch.tensor([*(row.last for row in rows), *filling])[:, None]
+        positions = torch.tensor([*(row.length for row in rows), *filling])[:, None]
+        found = self._decoder(input_ids=tokens, position_ids=positions, use_cache=False, rows=rows)
+        for row in rows:
+            row.length += 1
+        return self.logits(found.last_hidden_state[:, 0])[: len(rows)]
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits (n, vocab_size) of hidden states (n, hidden)."""
         return self._head(hidden).float()
@@ -83,7 +101,11 @@ def load_base(config: SpareConfig) -> BaseModel:
     if not set(architectures) & set(_ARCHITECTURES):
         raise ValueError(f"{path}: unsupported architecture {architectures}; supported: {', '.join(_ARCHITECTURES)}")
     model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=_DTYPES[config.dtype], local_files_only=True, use_safetensors=True
+        path,
+        dtype=_DTYPES[config.dtype],
+        attn_implementation=IMPLEMENTATION,
+        local_files_only=True,
+        use_safetensors=True,
     )
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     return BaseModel(model, tokenizer, config, manifest_sha256(path))

@@ -1,8 +1,8 @@
-"""Sampling, one request at a time with a KV cache.
+"""Sampling: one prefill of a prompt, then its samples side by side, a token of each a step.
 
-Each sample of a request is decoded alone, on a copy of the prompt's cache, and its random numbers are a function of
-(seed, index of the sample, position) alone: the tokens do not depend on how many samples were asked for, nor on what
-ran before.
+What a sample is does not depend on its company: its random numbers are a function of (seed, index of the sample,
+position), its attention of its own keys and values (attention.py), and linear layers run on a multiple of 8 rows, for
+which the bits of a row are the same whatever is in the others and however many multiples there are.
 
 Reported log-probabilities are those of the model itself (softmax of the logits at temperature 1, before top_k and
 top_p): what `forward` reports for the same tokens, so that importance ratios against training are exact.
@@ -10,20 +10,25 @@ top_p): what `forward` reports for the same tokens, so that importance ratios ag
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from everloop_trainer.engine.attention import Row
 from everloop_trainer.engine.base import BaseModel
+from everloop_trainer.engine.choosing import choose, log_sum_exp, uniform
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.tinker_proto import tinker_public
+
+MOST_ROWS = 32
+"""Samples that are decoded side by side; the others wait for a place."""
+_TAIL_TOKENS = 4
+"""So many tokens more than a stop string has bytes are looked at: a token is at least one byte of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ def stop_rule(stop: str | Sequence[str] | Sequence[int] | None, eos_ids: frozens
 
 @dataclass(slots=True)
 class _Completion:
+    index: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
@@ -119,11 +125,26 @@ def sample(base: BaseModel, request: SampleRequest) -> bytes:
     """
     limit = request.check(base)
     rule = stop_rule(request.stop, base.eos_ids)
-    prompt_cache = DynamicCache()
-    logits = _next_logits(base, request.prompt, prompt_cache)
+    cache = DynamicCache()
+    hidden = base.hidden(torch.tensor([list(request.prompt)], dtype=torch.int64), cache)
+    first = _finite(base.logits(hidden[0, -1:]))[0]
+    completions = [_Completion(index) for index in range(request.num_samples)]
+    waiting = completions[::-1]
+    running: list[tuple[_Completion, Row]] = []
+    while waiting or running:
+        while waiting and len(running) < MOST_ROWS:
+            completion = waiting.pop()
+            if _go_on(base, request, completion, first, rule, limit):
+                running.append((completion, Row(cache, completion.tokens[-1])))
+        if running:
+            logits = _finite(base.decode([row for _, row in running]))
+            running = [
+                (completion, row)
+                for (completion, row), values in zip(running, logits, strict=True)
+                if _go_on(base, request, completion, values, rule, limit, row)
+            ]
     response = tinker_public.SampleResponse()
-    for index in range(request.num_samples):
-        completion = _complete(base, request, index, copy.deepcopy(prompt_cache), logits, rule, limit)
+    for completion in completions:
         response.sequences.add(
             stop_reason=tinker_public.STOP_REASON_STOP if completion.stopped else tinker_public.STOP_REASON_LENGTH,
             tokens=np.asarray(completion.tokens, np.int32).tobytes(),
@@ -132,67 +153,37 @@ def sample(base: BaseModel, request: SampleRequest) -> bytes:
     return bytes(response.SerializeToString(deterministic=True))
 
 
-def _complete(
+def _go_on(
     base: BaseModel,
     request: SampleRequest,
-    index: int,
-    cache: Any,
+    completion: _Completion,
     logits: NDArray[np.float64],
     rule: StopRule,
     limit: int,
-) -> _Completion:
-    completion = _Completion()
-    while True:
-        position = len(completion.tokens)
-        token = choose(logits, request, uniform(request.seed, index, position))
-        completion.tokens.append(token)
-        completion.logprobs.append(float(logits[token] - _log_sum_exp(logits)))
-        if token in rule.ids or (rule.texts and _holds(base, completion.tokens, rule.texts)):
-            completion.stopped = True
-            return completion
-        if len(completion.tokens) == limit:
-            return completion
-        logits = _next_logits(base, [token], cache)
+    row: Row | None = None,
+) -> bool:
+    """Add the next token to a completion, and to its row, and say whether more are to come."""
+    number = uniform(request.seed, completion.index, len(completion.tokens))
+    token = choose(logits, request.temperature, request.top_k, request.top_p, number)
+    completion.tokens.append(token)
+    completion.logprobs.append(float(logits[token] - log_sum_exp(logits)))
+    completion.stopped = token in rule.ids or _holds(base, completion.tokens, rule.texts)
+    if row is not None:
+        row.last = token
+    return not completion.stopped and len(completion.tokens) < limit
 
 
-def uniform(seed: int, sample_index: int, position: int) -> float:
-    """Return a number in [0, 1) that depends on its three arguments alone (Philox, Salmon et al., 2011)."""
-    key = np.array([seed % 2**64, sample_index], np.uint64)
-    counter = np.array([position, 0, 0, 0], np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
-
-
-def choose(logits: NDArray[np.float64], request: SampleRequest, number: float) -> int:
-    """Pick a token by inverting the cumulative distribution at `number` in [0, 1); logits are float64 (vocab,).
-
-    Temperature comes first, then top_k, then top_p; among equal logits the lower id comes first.
-    """
-    if request.temperature == 0:
-        return int(np.argmax(logits))
-    order = np.argsort(-logits, kind="stable")
-    if request.top_k != -1:
-        order = order[: request.top_k]
-    scaled = (logits[order] - logits[order[0]]) / request.temperature
-    cumulative = np.cumsum(np.exp(scaled))
-    if request.top_p < 1:
-        kept = int(np.searchsorted(cumulative, request.top_p * cumulative[-1])) + 1
-        cumulative = cumulative[:kept]
-    return int(order[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
-
-
-def _next_logits(base: BaseModel, tokens: Sequence[int], cache: Any) -> NDArray[np.float64]:
-    hidden = base.hidden(torch.tensor([list(tokens)], dtype=torch.int64), cache)
-    logits: NDArray[np.float64] = base.logits(hidden[0, -1:])[0].double().numpy()
-    if not np.isfinite(logits).all():
+def _finite(logits: torch.Tensor) -> NDArray[np.float64]:
+    """Return float64 (rows, vocabulary)."""
+    values: NDArray[np.float64] = logits.double().numpy()
+    if not np.isfinite(values).all():
         raise ContentError("the logits of these weights are not finite: they have diverged")
-    return logits
-
-
-def _log_sum_exp(logits: NDArray[np.float64]) -> float:
-    highest = logits.max()
-    return float(highest + np.log(np.exp(logits - highest).sum()))
+    return values
 
 
 def _holds(base: BaseModel, tokens: Sequence[int], texts: Sequence[str]) -> bool:
-    text = base.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if not texts:
+        return False
+    tail = tokens[-max(len(text.encode()) for text in texts) - _TAIL_TOKENS :]
+    text = base.tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return any(wanted in text for wanted in texts)
