@@ -21,6 +21,7 @@ from everloop_operator.core.gpus import held
 from everloop_operator.core.interruptions import Interruption, Interruptions, between
 from everloop_operator.core.node_rules import Severity, Signal
 from everloop_operator.loop import metrics
+from everloop_operator.loop.kept import summary_of
 from everloop_operator.loop.ports import Key, job_key
 from everloop_operator.loop.state_metrics import nodes, objects, trainers
 from tests.operator.builders import NOW, ago, node, pod, report, text
@@ -112,10 +113,10 @@ def test_objects_are_told_by_phase_and_those_that_are_stuck_by_reason() -> None:
     told = samples(
         objects(
             {
-                Key("team", "a"): {"status": {"phase": "Running", "conditions": [{**stalled, "status": "False"}]}},
-                Key("team", "b"): {"status": {"phase": "Failed", "conditions": [stalled]}},
-                job_key("team", "c"): {"status": {"phase": "Running"}},
-                Key("team", "new"): {},
+                Key("team", "a"): summary_of({"phase": "Running", "conditions": [{**stalled, "status": "False"}]}),
+                Key("team", "b"): summary_of({"phase": "Failed", "conditions": [stalled]}),
+                job_key("team", "c"): summary_of({"phase": "Running"}),
+                Key("team", "new"): summary_of({}),
             }
         )
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -48,21 +48,21 @@ class OneCluster:
     def _listed(self, kind: str) -> Listed:
         return Listed(tuple(body for key, body in self.objects.items() if key.kind == kind), self.version)
 
-    async def list_sessions(self) -> Listed:
-        return self._listed(names.TRAINING_SESSION_KIND)
+    async def list_sessions(self) -> AsyncIterator[Listed]:
+        yield self._listed(names.TRAINING_SESSION_KIND)
 
-    async def list_jobs(self) -> Listed:
-        return self._listed(names.RL_JOB_KIND)
+    async def list_jobs(self) -> AsyncIterator[Listed]:
+        yield self._listed(names.RL_JOB_KIND)
 
     async def list_job_keys(self) -> Listed:
         found = (body for body in self.secrets.values() if names.LABEL_JOB_UID in body["metadata"]["labels"])
         return Listed(tuple(found), self.version)
 
-    async def list_pods(self) -> Listed:
-        return Listed(tuple(self.pods.values()), self.version)
+    async def list_pods(self) -> AsyncIterator[Listed]:
+        yield Listed(tuple(self.pods.values()), self.version)
 
-    async def list_nodes(self) -> Listed:
-        return Listed(tuple(self.nodes.values()), self.version)
+    async def list_nodes(self) -> AsyncIterator[Listed]:
+        yield Listed(tuple(self.nodes.values()), self.version)
 
     async def pod(self, namespace: str, name: str) -> Body:
         if name not in self.pods:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from everloop_operator.api.training_session_status import ModelStatus
 from everloop_operator.core.plan import Poll, plan
 from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop import liveness, resync
-from everloop_operator.loop.cache import Cache
+from everloop_operator.loop.cache import NODE_KIND, POD_KIND, Cache
 from everloop_operator.loop.execute import Executor
 from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.observe import Observer
@@ -139,7 +140,7 @@ async def test_lost_session_does_not_pass_for_serving_while_no_pod_can_be_made()
     body = loop.cluster.objects[KEY]
     loop.cache.put(loop.cluster.stamped({**body, "status": {**body["status"], "phase": "Running"}}))
     loop.cluster.pods.clear()
-    loop.cache.replace(sessions=Listed((), 0), jobs=NOTHING, pods=Listed((), 9999), nodes=NOTHING)
+    loop.cache.finish(POD_KIND, set(), 9999)
     loop.cluster.broken = "500: failed calling webhook"
     for _ in range(2):
         with pytest.raises(ClusterError, match="webhook"):
@@ -259,9 +260,6 @@ def node_body(version: int, ready: str, uid: str = "n") -> dict[str, Any]:
     return {"metadata": metadata, "spec": {}, "status": {"conditions": conditions}}
 
 
-NOTHING = Listed((), 0)
-
-
 def test_old_news_is_ignored() -> None:
     """An event that is older than what is known changes nothing; one that changes nothing wakes nobody."""
     cache = Cache(clock)
@@ -290,13 +288,69 @@ def test_node_wakes_the_sessions_on_it() -> None:
     assert cache.drop_node(node_body(5, "False")) == {KEY}
 
 
+def test_node_wakes_nobody_who_has_left_it() -> None:
+    """And everybody else: whose pod would like to be there, and whose status names it though the pod is gone."""
+    cache = Cache(clock)
+    cache.put_node(node_body(1, "True"))
+    cache.put_pod(pod_body(2))
+    elsewhere = pod_body(3)
+    elsewhere["spec"]["nodeName"] = "node-b"
+    cache.put_pod(elsewhere)
+    assert cache.put_node(node_body(4, "False")) == set()
+
+    elsewhere = pod_body(5)
+    elsewhere["spec"]["nodeName"] = "node-b"
+    elsewhere["metadata"]["annotations"] = {names.ANNOTATION_AVOIDED_NODES: "node-a,node-c"}
+    cache.put_pod(elsewhere)
+    assert cache.put_node(node_body(6, "True")) == {KEY}
+    cache.drop_pod(elsewhere)
+    assert cache.put_node(node_body(7, "False")) == set()
+
+    body = {**session_body(KEY.name), "status": {"pod": {"name": "tuned-a1-0", "node": "node-a"}}}
+    metadata = {"namespace": KEY.namespace, "name": KEY.name, "uid": "s"}
+    cache.put({**body, "metadata": {**metadata, "resourceVersion": "8"}})
+    assert cache.put_node(node_body(9, "True")) == {KEY}
+    cache.put({**session_body(KEY.name), "metadata": {**metadata, "resourceVersion": "10"}})
+    assert cache.put_node(node_body(11, "False")) == set()
+
+
+def test_object_comes_out_of_the_cache_as_it_was_read() -> None:
+    """Packed and unpacked, and without what nobody reads."""
+    metadata = {"namespace": KEY.namespace, "name": KEY.name, "uid": "s", "resourceVersion": "7"}
+    status = {"phase": "Running", "endpoint": "http://gätewäy"}
+    body = {**session_body(KEY.name), "metadata": metadata, "status": status}
+    cache = Cache(clock)
+    cache.put({**body, "metadata": {**metadata, "managedFields": [{"manager": "somebody"}]}})
+    assert cache.get(KEY) == body
+
+
+async def test_resync_reads_lists_page_by_page() -> None:
+    """An object counts as gone only if no page has it; one page's version is not another's."""
+
+    class Paged(OneCluster):
+        async def list_sessions(self) -> AsyncIterator[Listed]:
+            for key, version in ((KEY, 50), (Key("team", "second"), 60)):
+                yield Listed((self.objects[key],), version)
+
+    cluster, cache, queue = Paged(), Cache(clock), WorkQueue()
+    for name in (KEY.name, "second"):
+        cluster.add(session_body(name))
+    ghost, young = (cluster.stamped(session_body(name), namespace="team") for name in ("ghost", "young"))
+    for body, version in ((ghost, "40"), (young, "55")):
+        cache.put({**body, "metadata": {**body["metadata"], "resourceVersion": version}})
+    await resync.Resync(cluster, cache, queue).once()
+    assert set(cache.keys()) == {KEY, Key("team", "second"), Key("team", "young")}
+    assert queue.depth() == 4, "who is gone has a pass of its own, which tidies up"
+
+
 def test_resync_removes_ghosts() -> None:
     """A deletion that the watch missed is healed by the next complete list."""
     cache = Cache(clock)
     cache.put_pod(pod_body(5))
     cache.put_node(node_body(5, "True"))
     cache.begin_resync()
-    assert cache.replace(sessions=NOTHING, jobs=NOTHING, pods=Listed((), 9), nodes=Listed((), 9)) == {KEY}
+    cache.finish(POD_KIND, set(), 9)
+    cache.finish(NODE_KIND, set(), 9)
     assert (cache.pods(KEY), cache.nodes()) == ([], {})
 
 
@@ -306,7 +360,8 @@ def test_resync_keeps_what_is_newer_than_its_lists() -> None:
     cache.begin_resync()
     cache.put_pod(pod_body(12))
     cache.drop_node(node_body(11, "True"))
-    cache.replace(sessions=NOTHING, jobs=NOTHING, pods=Listed((), 9), nodes=Listed((node_body(8, "True"),), 9))
+    cache.finish(POD_KIND, set(), 9)
+    cache.finish(NODE_KIND, cache.take(NODE_KIND, Listed((node_body(8, "True"),), 9)), 9)
     assert [item.version for item in cache.pods(KEY)] == [12]
     assert cache.nodes() == {}
 

@@ -11,12 +11,12 @@ from everloop_operator.api import names, tokens
 from everloop_operator.core.jobs.plan import ProgressPoll
 from everloop_operator.core.jobs.report import ProgressReport
 from everloop_operator.loop import resync
-from everloop_operator.loop.cache import Cache
+from everloop_operator.loop.cache import NODE_KIND, POD_KIND, Cache
 from everloop_operator.loop.job_execute import JobCredentials, JobExecutor
 from everloop_operator.loop.job_pass import JobPass
 from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.poller import Poller
-from everloop_operator.loop.ports import ClusterError, Key, Listed, Unanswered, job_key
+from everloop_operator.loop.ports import ClusterError, Key, Unanswered, job_key
 from everloop_operator.loop.statuses import StatusWriter
 from everloop_operator.loop.work_queue import WorkQueue
 from tests.operator.builders import serving
@@ -186,7 +186,8 @@ async def test_job_does_not_pass_for_running_while_no_pod_can_be_made(loop: Loop
     body = loop.cluster.objects[KEY]
     loop.cache.put(loop.cluster.stamped({**body, "status": {**body["status"], "phase": "Running"}}))
     loop.cluster.pods.clear()
-    loop.cache.replace(sessions=Listed((), 0), jobs=Listed((), 0), pods=Listed((), 9999), nodes=Listed((), 9999))
+    loop.cache.finish(POD_KIND, set(), 9999)
+    loop.cache.finish(NODE_KIND, set(), 9999)
     loop.cluster.broken = "500: failed calling webhook"
     with pytest.raises(ClusterError, match="webhook"):
         await loop.passes.reconcile(KEY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import kopf
+
 from everloop_operator.cluster import watch
 from everloop_operator.loop import resync
 
@@ -25,3 +27,9 @@ def test_every_call_of_a_watch_is_bounded() -> None:
 def test_no_peering_object_pauses_us() -> None:
     """Another operator's priorities are its own."""
     assert watch.settings().peering.standalone
+
+
+def test_no_object_is_copied_to_be_compared() -> None:
+    """kopf compares what it has seen with what it was when a handler ran; ours compare for themselves."""
+    storage = watch.settings().persistence.diffbase_storage
+    assert storage.build(body=kopf.Body({"metadata": {"name": "a"}, "spec": {"b": 1}})) == {}

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -76,25 +76,25 @@ class Kube:
 
     # --- reading ---
 
-    async def list_sessions(self) -> Listed:
-        """All TrainingSessions."""
-        return await self._list(f"{OURS}/{names.TRAINING_SESSION_PLURAL}")
+    def list_sessions(self) -> AsyncIterator[Listed]:
+        """All TrainingSessions, page by page."""
+        return self._pages(f"{OURS}/{names.TRAINING_SESSION_PLURAL}")
 
-    async def list_jobs(self) -> Listed:
-        """All RLJobs."""
-        return await self._list(f"{OURS}/{names.RL_JOB_PLURAL}")
+    def list_jobs(self) -> AsyncIterator[Listed]:
+        """All RLJobs, page by page."""
+        return self._pages(f"{OURS}/{names.RL_JOB_PLURAL}")
 
     async def list_job_keys(self) -> Listed:
         """Metadata of the API keys of all jobs; what is in them is not asked for."""
         return await self._list(_path(self._release, "secrets"), METADATA_ONLY, labelSelector=KEY_SELECTOR)
 
-    async def list_pods(self) -> Listed:
-        """All session pods and driver pods."""
-        return await self._list("/api/v1/pods", labelSelector=POD_SELECTOR)
+    def list_pods(self) -> AsyncIterator[Listed]:
+        """All session pods and driver pods, page by page."""
+        return self._pages("/api/v1/pods", labelSelector=POD_SELECTOR)
 
-    async def list_nodes(self) -> Listed:
-        """All nodes; none where the scope has none."""
-        return await self._list("/api/v1/nodes")
+    def list_nodes(self) -> AsyncIterator[Listed]:
+        """All nodes, page by page; none where the scope has none."""
+        return self._pages("/api/v1/nodes")
 
     async def pod(self, namespace: str, name: str) -> Body:
         """A pod. Raises Absent."""
@@ -118,23 +118,23 @@ class Kube:
         return await self._list(_path(namespace, "events"), fieldSelector=selector)
 
     async def _list(self, path: str, accept: str = "application/json", **query: str) -> Listed:
-        """What the scope shows of a list. The oldest version is told: what is newer is not said to be gone."""
-        lists = [await self._pages(part, accept, **query) for part in self._scope.paths(path)]
-        items = tuple(item for part in lists for item in part.items)
-        return Listed(items, min((part.version for part in lists), default=0))
+        """What the scope shows of a short list. The oldest version is told: what is newer is not said to be gone."""
+        pages = [page async for page in self._pages(path, accept, **query)]
+        items = tuple(item for page in pages for item in page.items)
+        return Listed(items, min((page.version for page in pages), default=0))
 
-    async def _pages(self, path: str, accept: str, **query: str) -> Listed:
-        items: list[Body] = []
-        parameters: dict[str, Any] = {**query, "limit": PAGE}
-        while True:
-            page = await self._call("GET", path, query=parameters, accept=accept)
-            for item in page["items"] or ():  # of metadata alone an empty list is null
-                item["metadata"].pop("managedFields", None)  # half of an object, and nobody here reads it
-                items.append(item)
-            token = page["metadata"].get("continue")
-            if not token:
-                return Listed(tuple(items), int(page["metadata"]["resourceVersion"]))
-            parameters["continue"] = token
+    async def _pages(self, path: str, accept: str = "application/json", **query: str) -> AsyncIterator[Listed]:
+        """What the scope shows of a list."""
+        for part in self._scope.paths(path):
+            parameters: dict[str, Any] = {**query, "limit": PAGE}
+            while True:
+                page = await self._call("GET", part, query=parameters, accept=accept)
+                # Of metadata alone an empty list is null.
+                yield Listed(tuple(page["items"] or ()), int(page["metadata"]["resourceVersion"]))
+                token = page["metadata"].get("continue")
+                if not token:
+                    break
+                parameters["continue"] = token
 
     # --- writing ---
 

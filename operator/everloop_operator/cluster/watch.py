@@ -21,13 +21,29 @@ from everloop_operator.loop.work_queue import WorkQueue
 from .kube import POD_SELECTOR, load_configuration
 
 
+class Uncompared(kopf.DiffBaseStorage):
+    """kopf would copy each object whole to find what has changed in it since some handler ran; none here asks."""
+
+    def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
+        """Nothing of an object counts as changed."""
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Nothing was stored."""
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Nothing is."""
+
+
 def settings() -> kopf.OperatorSettings:
     """Every setting that is not a default, with its reason."""
     values = kopf.OperatorSettings()
     values.peering.standalone = True  # equal priorities would freeze everybody
     values.posting.enabled = False  # our events are posted by the adapter, after the status they tell of
     values.persistence.finalizer = names.KOPF_FINALIZER  # kopf removes its own name from objects: a name nobody uses
-    values.queueing.idle_timeout = 0.5  # the task of an object that is at rest costs memory
+    values.persistence.diffbase_storage = Uncompared()
+    values.queueing.idle_timeout = 0.05  # the task of an object that is at rest costs memory, and holds its body
     values.watching.chunk_size = 500  # the first list must not be held whole
     values.watching.label_selectors["v1", "pods"] = POD_SELECTOR  # filtered by the server, not after the download
     values.scanning.disabled = True  # no rights on CRDs and namespaces are needed; the CRD is there before we start

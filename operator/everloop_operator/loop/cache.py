@@ -1,4 +1,4 @@
-"""What the watch has shown so far: sessions and jobs as read, their pods and all nodes as small values.
+"""What the watch has shown so far: sessions and jobs packed, their pods and all nodes as small values.
 
 Signals may come late, twice or never. What comes late is recognised by its version; what never came is healed by the
 next resync, which replaces everything.
@@ -7,7 +7,7 @@ next resync, which replaces everything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,11 @@ from everloop_operator.core.node_rules import DRAIN, NodeRule
 from everloop_operator.core.observed import Node, Pod
 from everloop_operator.core.projections import node_of, owner_uid, pod_of
 
+from .kept import Kept, Summary, keep
+from .places import Places
 from .ports import Body, Key, Listed, Now, job_key
+
+POD_KIND, NODE_KIND = "Pod", "Node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +79,30 @@ class Cache:
         self._now = now
         self._rules = (*rules, DRAIN)
         self._hosting: Counter[str] = Counter()
-        self._objects: dict[Key, dict[str, Any]] = {}
+        self._on, self._avoiding = Places(), Places()
+        self._objects: dict[Key, Kept] = {}
         self._jobs_on: dict[Key, set[Key]] = {}
         self._pods: dict[Key, dict[str, CachedPod]] = {}
         self._nodes: dict[str, Node] = {}
         self._node_versions: dict[str, int] = {}
         self._deleted: set[str] = set()
+        self._puts: dict[str, Callable[[Body], set[Key]]] = {
+            names.TRAINING_SESSION_KIND: self.put,
+            names.RL_JOB_KIND: self.put,
+            POD_KIND: self.put_pod,
+            NODE_KIND: self.put_node,
+        }
 
     # --- reading ---
 
     def get(self, key: Key) -> dict[str, Any] | None:
-        """The TrainingSession or RLJob as read, or None."""
-        return self._objects.get(key)
+        """The TrainingSession or RLJob as read, without managedFields, or None. Unpacked for each call."""
+        known = self._objects.get(key)
+        return known.body() if known else None
+
+    def summaries(self) -> dict[Key, Summary]:
+        """What metrics tell of all TrainingSessions and RLJobs."""
+        return {key: known.summary for key, known in self._objects.items()}
 
     def keys(self) -> list[Key]:
         """All TrainingSessions and RLJobs."""
@@ -110,11 +126,11 @@ class Cache:
         """A TrainingSession or an RLJob was seen."""
         key = key_of(body)
         known = self._objects.get(key)
-        if known and version_of(known) >= version_of(body):
+        if known and known.version >= version_of(body):
             return set()
         self._forget(key)
-        metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-        self._objects[key] = {**body, "metadata": metadata}
+        kept = self._objects[key] = keep(body)
+        self._on.count(kept.summary.node, key, +1)
         if key.kind == names.RL_JOB_KIND:
             self._jobs_on.setdefault(session_of_job(body), set()).add(key)
         return {key, *self._jobs_on.get(key, ())}
@@ -124,14 +140,16 @@ class Cache:
         self._deleted.add(body["metadata"]["uid"])
         key = key_of(body)
         known = self._objects.get(key)
-        if known and known["metadata"]["uid"] == body["metadata"]["uid"]:
+        if known and known.uid == body["metadata"]["uid"]:
             self._forget(key)
         return {key, *self._jobs_on.get(key, ())}
 
     def _forget(self, key: Key) -> None:
         known = self._objects.pop(key, None)
+        if known:
+            self._on.count(known.summary.node, key, -1)
         if known and key.kind == names.RL_JOB_KIND:
-            session = session_of_job(known)
+            session = session_of_job(known.body())
             self._jobs_on[session].discard(key)
             if not self._jobs_on[session]:
                 del self._jobs_on[session]
@@ -183,18 +201,12 @@ class Cache:
 
     def _touched_by(self, node: Node) -> set[Key]:
         """Objects whose decision may depend on this node: it holds a pod, or a pod would like to be there."""
-        return {
-            key
-            for key, pods in self._pods.items()
-            for cached in pods.values()
-            if cached.pod.node == node.name or node.hostname in cached.pod.avoided_nodes
-        } | {
-            key
-            for key, body in self._objects.items()
-            if ((body.get("status") or {}).get("pod") or {}).get("node") == node.name
-        }
+        return self._on.at(node.name) | self._avoiding.at(node.hostname)
 
     def _count(self, key: Key, pod: Pod, change: int) -> None:
+        self._on.count(pod.node, key, change)
+        for hostname in pod.avoided_nodes:
+            self._avoiding.count(hostname, key, change)
         if pod.node and key.kind == names.TRAINING_SESSION_KIND:
             self._hosting[pod.node] += change
             if not self._hosting[pod.node]:
@@ -211,34 +223,36 @@ class Cache:
 
     # --- resync ---
 
+    def known(self) -> set[Key]:
+        """Every object that was seen, or whose pods were."""
+        return set(self._objects) | set(self._pods)
+
     def begin_resync(self) -> None:
         """Lists are about to be read: what is deleted from now on may still be in them."""
         self._deleted.clear()
 
-    def replace(self, *, sessions: Listed, jobs: Listed, pods: Listed, nodes: Listed) -> set[Key]:
-        """Takes over complete lists. What the watch showed after a list was read is kept. Returns every key."""
-        before = set(self._objects) | set(self._pods)
-        for kind, listed in ((names.TRAINING_SESSION_KIND, sessions), (names.RL_JOB_KIND, jobs)):
-            known = {body["metadata"]["uid"] for body in self._live(listed)}
-            for body in self._live(listed):
-                self.put(body)
-            for key, kept in list(self._objects.items()):
-                if key.kind == kind and kept["metadata"]["uid"] not in known and version_of(kept) <= listed.version:
-                    self._forget(key)
-        known_pods = {body["metadata"]["uid"] for body in self._live(pods)}
-        for body in self._live(pods):
-            self.put_pod(body)
-        for key, of_object in list(self._pods.items()):
-            for name, cached in list(of_object.items()):
-                if cached.pod.uid not in known_pods and cached.version <= pods.version:
-                    self._forget_pod(key, name)
-        known_nodes = {body["metadata"]["uid"] for body in self._live(nodes)}
-        for body in self._live(nodes):
-            self.put_node(body)
-        for name, node in list(self._nodes.items()):
-            if node.uid not in known_nodes and self._node_versions[name] <= nodes.version:
-                self._forget_node(name)
-        return before | set(self._objects) | set(self._pods)
+    def take(self, kind: str, page: Listed) -> set[str]:
+        """Takes over a page of the list of a kind. Returns the UIDs in it, without what was deleted meanwhile."""
+        there = set()
+        for body in page.items:
+            uid = body["metadata"]["uid"]
+            if uid not in self._deleted:
+                there.add(uid)
+                self._puts[kind](body)
+        return there
 
-    def _live(self, listed: Listed) -> Iterable[Body]:
-        return (body for body in listed.items if body["metadata"]["uid"] not in self._deleted)
+    def finish(self, kind: str, there: Set[str], version: int) -> None:
+        """Forgets what a complete list of a kind, which shows this version, lacks; not what the watch showed later."""
+        if kind == POD_KIND:
+            for key, of_object in list(self._pods.items()):
+                for name, cached in list(of_object.items()):
+                    if cached.pod.uid not in there and cached.version <= version:
+                        self._forget_pod(key, name)
+        elif kind == NODE_KIND:
+            for name, node in list(self._nodes.items()):
+                if node.uid not in there and self._node_versions[name] <= version:
+                    self._forget_node(name)
+        else:
+            for key, kept in list(self._objects.items()):
+                if key.kind == kind and kept.uid not in there and kept.version <= version:
+                    self._forget(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
@@ -60,7 +60,7 @@ class Silent(Unanswered):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A complete list, and the version of the cluster's state that it shows."""
+    """A list or a page of one, and the version of the cluster's state that it shows."""
 
     items: tuple[Body, ...]
     version: int
@@ -69,24 +69,24 @@ class Listed:
 class Cluster(Protocol):
     """The API server. Every method raises ClusterError when a request fails otherwise than it says."""
 
-    async def list_sessions(self) -> Listed:
-        """All TrainingSessions."""
+    def list_sessions(self) -> AsyncIterator[Listed]:
+        """All TrainingSessions, page by page."""
         ...
 
-    async def list_jobs(self) -> Listed:
-        """All RLJobs."""
+    def list_jobs(self) -> AsyncIterator[Listed]:
+        """All RLJobs, page by page."""
         ...
 
-    async def list_pods(self) -> Listed:
-        """All session pods and driver pods."""
+    def list_pods(self) -> AsyncIterator[Listed]:
+        """All session pods and driver pods, page by page."""
         ...
 
     async def list_job_keys(self) -> Listed:
         """Metadata of the API keys of all jobs."""
         ...
 
-    async def list_nodes(self) -> Listed:
-        """All nodes."""
+    def list_nodes(self) -> AsyncIterator[Listed]:
+        """All nodes, page by page."""
         ...
 
     async def pod(self, namespace: str, name: str) -> Body:

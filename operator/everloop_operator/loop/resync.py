@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 
 import structlog
 
 from everloop_operator.api import names
 
-from .cache import Cache
-from .ports import Cluster, ClusterError
+from .cache import NODE_KIND, POD_KIND, Cache
+from .ports import Cluster, ClusterError, Listed
 from .work_queue import WorkQueue
 
 log = structlog.get_logger()
@@ -23,7 +24,7 @@ RETRY_SECONDS = 5.0
 
 
 class Resync:
-    """Replaces the cache wholesale."""
+    """Takes over complete lists into the cache."""
 
     def __init__(self, cluster: Cluster, cache: Cache, queue: WorkQueue) -> None:
         self._cluster = cluster
@@ -33,21 +34,32 @@ class Resync:
 
     async def once(self) -> None:
         """Reads all lists. Raises ClusterError."""
+        before = self._cache.known()
         self._cache.begin_resync()
         # Nodes first: a pod must not be seen on a node that is not known yet.
-        nodes = await self._cluster.list_nodes()
-        pods = await self._cluster.list_pods()
-        sessions = await self._cluster.list_sessions()
+        await self._read(NODE_KIND, self._cluster.list_nodes())
+        await self._read(POD_KIND, self._cluster.list_pods())
+        await self._read(names.TRAINING_SESSION_KIND, self._cluster.list_sessions())
         # Keys first: each is younger than its job, so one whose job is not listed afterwards has lost it.
         keys = await self._cluster.list_job_keys()
-        jobs = await self._cluster.list_jobs()
-        for key in self._cache.replace(sessions=sessions, jobs=jobs, pods=pods, nodes=nodes):
+        uids = await self._read(names.RL_JOB_KIND, self._cluster.list_jobs())
+        for key in before | self._cache.known():
             self._queue.add(key)
-        uids = {body["metadata"]["uid"] for body in jobs.items}
         for secret in keys.items:
             if secret["metadata"]["labels"][names.LABEL_JOB_UID] not in uids:
                 await self._cluster.delete_secret(secret["metadata"]["namespace"], secret["metadata"]["name"])
         self._succeeded = asyncio.get_running_loop().time()
+
+    async def _read(self, kind: str, pages: AsyncIterator[Listed]) -> set[str]:
+        """Takes over a list page by page, so that none is held whole. Returns the UIDs in it."""
+        there: set[str] = set()
+        versions = []
+        async for page in pages:
+            there |= self._cache.take(kind, page)
+            versions.append(page.version)
+        # The oldest counts: what is newer is not said to be gone. Where nothing could be read, nothing is.
+        self._cache.finish(kind, there, min(versions, default=0))
+        return there
 
     async def run(self) -> None:
         """Until cancelled; the first one is up to the caller."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -17,8 +16,9 @@ from everloop_operator.core.plan import Poll
 from everloop_operator.core.report import MOST, TrainerReport
 
 from .cache import Cache
+from .kept import Summary
 from .poller import Poller
-from .ports import Body, Key, Now
+from .ports import Key, Now
 from .work_queue import WorkQueue
 
 SESSION = ["namespace", "session"]
@@ -46,7 +46,6 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Everything."""
         now, keys = self._now(), self._cache.keys()
-        bodies = {key: body for key in keys if (body := self._cache.get(key)) is not None}
         reported = [
             (key, item.pod, self._poller.answer(key, item.pod.uid).report)
             for key in keys
@@ -59,14 +58,14 @@ class StateCollector(Collector):
             "For how long the object that has waited longest for a pass has waited.",
             self._queue.oldest_wait(),
         )
-        yield from objects(bodies)
+        yield from objects(self._cache.summaries())
         yield from nodes(self._cache.nodes(), self._cache.hosting(), self._fleet_cap, now)
         yield from trainers(reported, now)
 
 
-def objects(bodies: Mapping[Key, Body]) -> Iterator[Metric]:
+def objects(summaries: Mapping[Key, Summary]) -> Iterator[Metric]:
     """Sessions and jobs by phase, and those for which nothing will change by itself."""
-    phases = Counter((key.kind, (body.get("status") or {}).get("phase", "")) for key, body in bodies.items())
+    phases = Counter((key.kind, summary.phase) for key, summary in summaries.items())
     for name, kind, known in (
         ("everloop_sessions", names.TRAINING_SESSION_KIND, names.PHASES),
         ("everloop_jobs", names.RL_JOB_KIND, names.JOB_PHASES),
@@ -75,21 +74,13 @@ def objects(bodies: Mapping[Key, Body]) -> Iterator[Metric]:
         for phase in known:
             family.add_metric([phase], phases[kind, phase])
         yield family
-    stalled = Counter((key.kind, reason) for key, body in bodies.items() if (reason := _stalled(body)))
+    stalled = Counter((key.kind, summary.stalled) for key, summary in summaries.items() if summary.stalled)
     family = GaugeMetricFamily(
         "everloop_stalled", "Objects that need help, by kind and reason.", labels=["kind", "reason"]
     )
     for labels, count in stalled.items():
         family.add_metric(labels, count)
     yield family
-
-
-def _stalled(body: Body) -> str:
-    conditions: Sequence[Mapping[str, Any]] = (body.get("status") or {}).get("conditions") or ()
-    return next(
-        (item["reason"] for item in conditions if item["type"] == names.CONDITION_STALLED and item["status"] == "True"),
-        "",
-    )
 
 
 def nodes(seen: Mapping[str, Node], hosting: Mapping[str, int], fleet_cap: float, now: datetime) -> Iterator[Metric]:
