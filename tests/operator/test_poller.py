@@ -129,3 +129,38 @@ async def test_another_question_is_asked_at_once() -> None:
     poller.want(KEY, Poll("127.0.0.9", "u", 1, 3600.0, "move"), "t")
     await until(lambda: trainer.asked == 2)
     await poller.close()
+
+
+async def test_pods_that_rest_cost_no_task() -> None:
+    """Of thousands, each task would hold more than all that is known of its pod."""
+    tasks = len(asyncio.all_tasks())
+    trainer = Answers(report())
+    poller = Poller(trainer.ask, lambda _: None, clock, Lateness())
+    for number in range(50):
+        poller.want(Key("team", f"s{number}"), Poll("127.0.0.9", "u", 1, 3600.0), "t")
+    await until(lambda: trainer.asked == 50 and len(asyncio.all_tasks()) == tasks)
+    await poller.close()
+
+
+async def test_another_question_during_one_is_asked_after_it() -> None:
+    """It is neither lost nor asked beside the first; and nobody is asked any more once all is closed."""
+    go, asked = asyncio.Event(), list[str]()
+
+    async def ask(poll: Poll, token: str) -> TrainerReport:
+        asked.append(poll.snapshot)
+        await go.wait()
+        return report()
+
+    poller = Poller(ask, lambda _: None, clock, Lateness())
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 3600.0), "t")
+    await until(lambda: asked == [""])
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 3600.0, "move"), "t")
+    await asyncio.sleep(0.01)
+    assert asked == [""]
+    go.set()
+    await until(lambda: asked == ["", "move"])
+    poller.want(KEY, Poll("127.0.0.9", "u", 1, 0.05), "t")
+    await poller.close()
+    so_far = len(asked)
+    await asyncio.sleep(0.1)
+    assert len(asked) == so_far

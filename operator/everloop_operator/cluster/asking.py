@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-import httpx
+import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from everloop_operator.loop.ports import Silent, Unanswered
@@ -19,15 +19,25 @@ def origin(ip: str, port: int) -> str:
     return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"
 
 
-async def read(client: httpx.AsyncClient, url: str, token: str) -> bytes:
-    """The body of an answer. Raises Unanswered, and what httpx raises."""
-    # Not compressed: a small answer must not become a large one here.
+def session() -> aiohttp.ClientSession:
+    """A client of pods, for use within a running event loop.
+
+    Pods are dialled directly, without proxy, and many of them seldom: no connection is kept.
+    """
+    # Not decompressed: a small answer must not become a large one here.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(force_close=True), trust_env=False, auto_decompress=False
+    )
+
+
+async def read(client: aiohttp.ClientSession, url: str, token: str) -> bytes:
+    """The body of an answer. Raises Unanswered, and what aiohttp raises."""
     headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
-    async with client.stream("GET", url, headers=headers) as answer:
-        if answer.status_code != 200:
-            raise Unanswered(f"HTTP {answer.status_code}")
+    async with client.get(url, headers=headers, allow_redirects=False) as answer:
+        if answer.status != 200:
+            raise Unanswered(f"HTTP {answer.status}")
         content = bytearray()
-        async for chunk in answer.aiter_raw():
+        async for chunk in answer.content.iter_any():
             content += chunk
             if len(content) > LARGEST_REPORT:
                 raise Unanswered("the report is too large")
@@ -35,8 +45,8 @@ async def read(client: httpx.AsyncClient, url: str, token: str) -> bytes:
 
 
 def unanswered(error: Exception) -> Unanswered:
-    """What an exception of httpx or of the system says of the server."""
-    kind = Silent if isinstance(error, (httpx.TimeoutException, TimeoutError)) else Unanswered
+    """What an exception of aiohttp or of the system says of the server."""
+    kind = Silent if isinstance(error, TimeoutError) else Unanswered
     return kind(type(error).__name__)
 
 

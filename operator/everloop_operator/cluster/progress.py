@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlencode
 
-import httpx
+import aiohttp
 
 from everloop_operator.api import names
 from everloop_operator.api.rl_job import GoalSpec
@@ -23,7 +23,7 @@ class ProgressClient:
 
     def __init__(self, port: int = names.PROGRESS_PORT) -> None:
         self._port = port
-        self._client = httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False)
+        self._client = asking.session()
 
     async def ask(self, poll: ProgressPoll, token: str) -> ProgressReport:
         """The report of this pod's reader, with what it says of the goal. Raises Unanswered."""
@@ -31,13 +31,13 @@ class ProgressClient:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 content = await asking.read(self._client, url, token)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # TimeoutError is an OSError
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             raise asking.unanswered(error) from None
         return asking.parse(ProgressReport, content)
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._client.aclose()
+        await self._client.close()
 
 
 def _question(goal: GoalSpec | None) -> str:

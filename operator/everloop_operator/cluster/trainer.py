@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
+import aiohttp
 
 from everloop_operator.api import names
 from everloop_operator.core.plan import Poll
@@ -21,8 +21,7 @@ class TrainerClient:
 
     def __init__(self, port: int = names.TRAINER_PORT) -> None:
         self._port = port
-        # Pods are dialled directly: no proxy. Redirects are not followed.
-        self._client = httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False)
+        self._client = asking.session()
 
     async def answer(self, poll: Poll, token: str) -> TrainerReport:
         """The report of the pod that is to be asked. Raises Unanswered."""
@@ -36,12 +35,15 @@ class TrainerClient:
                 if snapshot:
                     # An older trainer knows no such request: then the pod leaves without one at its deadline.
                     headers = {"Authorization": f"Bearer {token}"}
-                    await self._client.post(f"{server}/snapshot", headers=headers, json={"id": snapshot})
+                    request = {"id": snapshot}
+                    url = f"{server}/snapshot"
+                    async with self._client.post(url, headers=headers, json=request, allow_redirects=False):
+                        pass
                 content = await asking.read(self._client, f"{server}/status", token)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # TimeoutError is an OSError
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             raise asking.unanswered(error) from None
         return asking.parse(TrainerReport, content)
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._client.aclose()
+        await self._client.close()

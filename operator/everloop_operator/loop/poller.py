@@ -80,9 +80,10 @@ class _Target(Generic[Q, R]):
     poll: Q
     token: str
     answer: Answer[R] = field(default_factory=Answer)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while another question waits to be asked than the last one."""
+    timer: asyncio.TimerHandle | None = None
+    """Set between two questions."""
     task: asyncio.Task[None] | None = None
+    """Set while a question is being asked."""
 
 
 def _place(poll: Question) -> tuple[str, str, int]:
@@ -90,7 +91,10 @@ def _place(poll: Question) -> tuple[str, str, int]:
 
 
 class Poller(Generic[Q, R]):
-    """One task per object that has a pod to ask; wakes the object when the answer is another one than before."""
+    """Asks a pod for each object that has one; wakes the object when the answer is another one than before.
+
+    Between two questions a pod costs a timer and no task: there may be thousands.
+    """
 
     def __init__(
         self, ask: Ask[Q, R], wake: Callable[[Key], None], now: Now, lateness: Lateness, note: Note[R] = simply
@@ -109,14 +113,18 @@ class Poller(Generic[Q, R]):
         if target and poll and _place(poll) == _place(target.poll):
             if poll != target.poll:
                 target.poll = poll
-                target.changed.set()
+                if target.timer:
+                    target.timer.cancel()
+                    self._begin(key, target)
             return
-        if target and target.task:
-            target.task.cancel()
-        self._targets.pop(key, None)
+        if target:
+            self._drop(target)
+            del self._targets[key]
         if poll:
             target = self._targets[key] = _Target(poll, token)
-            target.task = asyncio.create_task(self._follow(key, target))
+            # An operator that starts over many pods does not ask all of them at once.
+            spread = max(0.0, self._pause(target) - poll.every_seconds)
+            self._after(random.uniform(0.0, spread), key, target)
 
     def answer(self, key: Key, pod_uid: str) -> Answer[R]:
         """What is known of the server in this pod."""
@@ -127,35 +135,39 @@ class Poller(Generic[Q, R]):
         unreachable = target.answer.unreachable_since is not None
         return pause(target.poll.every_seconds, len(self._targets), unreachable=unreachable)
 
-    async def _wait(self, target: _Target[Q, R], seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await target.changed.wait()
-        except TimeoutError:
-            return
+    def _after(self, seconds: float, key: Key, target: _Target[Q, R]) -> None:
+        target.timer = asyncio.get_running_loop().call_later(seconds, self._begin, key, target)
 
-    async def _follow(self, key: Key, target: _Target[Q, R]) -> None:
-        # An operator that starts over many pods does not ask all of them at once.
-        await self._wait(target, random.uniform(0.0, max(0.0, self._pause(target) - target.poll.every_seconds)))
-        while True:
-            target.changed.clear()
-            before = target.answer
+    def _begin(self, key: Key, target: _Target[Q, R]) -> None:
+        target.timer = None
+        target.task = asyncio.create_task(self._question(key, target))
+
+    async def _question(self, key: Key, target: _Target[Q, R]) -> None:
+        async with self._slots:
+            asked, before = target.poll, target.answer
             try:
-                async with self._slots:
-                    report = await self._heard(target)
+                report = await self._heard(target)
                 if report is not None:
                     target.answer = self._note(before, report, self._now())
             except Unanswered as error:
                 since = before.unreachable_since or self._now()
                 target.answer = replace(before, unreachable_since=since, problem=str(error))
             except Exception as error:
-                # A task that ended here would leave the last answer standing for ever.
+                # A question that was the last one would leave the last answer standing for ever.
                 log.exception("defect", namespace=key.namespace, name=key.name)
                 since = before.unreachable_since or self._now()
                 target.answer = replace(before, unreachable_since=since, problem=type(error).__name__)
-            if target.answer != before:
-                self._wake(key)
-            await self._wait(target, self._pause(target))
+        if target.answer != before:
+            self._wake(key)
+        target.task = None
+        self._after(self._pause(target) if target.poll == asked else 0.0, key, target)
+
+    @staticmethod
+    def _drop(target: _Target[Q, R]) -> None:
+        if target.timer:
+            target.timer.cancel()
+        if target.task:
+            target.task.cancel()
 
     async def _heard(self, target: _Target[Q, R]) -> R | None:
         """The report; None if this process was too late itself to hear one. Raises Unanswered."""
@@ -172,7 +184,7 @@ class Poller(Generic[Q, R]):
     async def close(self) -> None:
         """Stops asking."""
         tasks = [target.task for target in self._targets.values() if target.task]
-        for task in tasks:
-            task.cancel()
+        for target in self._targets.values():
+            self._drop(target)
         await asyncio.gather(*tasks, return_exceptions=True)
         self._targets.clear()
