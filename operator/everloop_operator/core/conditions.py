@@ -71,6 +71,11 @@ def update(
     for kind, aspect in wanted.items():
         status = {True: "True", False: "False", None: "Unknown"}[aspect.status]
         old = before.get(kind)
+        message = aspect.message[:MAX_MESSAGE]
+        said = (status, aspect.reason, message, generation)
+        if old and (old.status, old.reason, old.message, old.observed_generation) == said:
+            result.append(old)  # nearly always; to make it anew would cost as much as deciding
+            continue
         kept = old.last_transition_time if old and old.status == status else format_time(now)
         result.append(
             Condition.model_validate(
@@ -78,7 +83,7 @@ def update(
                     "type": kind,
                     "status": status,
                     "reason": aspect.reason,
-                    "message": aspect.message[:MAX_MESSAGE],
+                    "message": message,
                     "last_transition_time": kept,
                     "observed_generation": generation,
                 }

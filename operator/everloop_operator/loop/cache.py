@@ -157,11 +157,13 @@ class Cache:
     def put_pod(self, body: Body) -> set[Key]:
         """A session pod or a driver pod was seen."""
         key = pod_key(body)
-        seen = cached_pod(body, key) if key else None
-        if key is None or seen is None:
+        if key is None:
             return set()
-        known = self._pods.get(key, {}).get(seen.pod.name)
-        if known and known.version >= seen.version:
+        known = self._pods.get(key, {}).get(body["metadata"]["name"])
+        if known and known.version >= version_of(body):
+            return set()
+        seen = cached_pod(body, key)
+        if seen is None:
             return set()
         self._pods.setdefault(key, {})[seen.pod.name] = seen
         if known:

@@ -113,7 +113,7 @@ class Executor:
 
     async def _status(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
         before, after = observed.session.status, plan.status
-        if after is None:
+        if after is None or (after == before and body.get("status") is not None):
             return None
         urgent = status.urgent(before, after)
         return await self._statuses.write(key, body, status.dump(before), status.dump(after), urgent=urgent)
