@@ -35,7 +35,8 @@ REQUEST_SECONDS = 30.0
 CONCURRENT_REQUESTS = 16
 TRIES = 5
 """How often a request is sent that the API server is too busy for (429)."""
-PAGE = 500
+PAGE = 250
+"""How many objects of a list are held parsed at a time: memory is at its greatest while lists are read."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 OURS = f"/apis/{names.API_VERSION}"

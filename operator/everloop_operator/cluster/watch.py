@@ -18,7 +18,7 @@ from everloop_operator.loop.ports import Key
 from everloop_operator.loop.scope import Scope
 from everloop_operator.loop.work_queue import WorkQueue
 
-from .kube import POD_SELECTOR, load_configuration
+from .kube import PAGE, POD_SELECTOR, load_configuration
 
 
 class Uncompared(kopf.DiffBaseStorage):
@@ -44,7 +44,7 @@ def settings() -> kopf.OperatorSettings:
     values.persistence.finalizer = names.KOPF_FINALIZER  # kopf removes its own name from objects: a name nobody uses
     values.persistence.diffbase_storage = Uncompared()
     values.queueing.idle_timeout = 0.05  # the task of an object that is at rest costs memory, and holds its body
-    values.watching.chunk_size = 500  # the first list must not be held whole
+    values.watching.chunk_size = PAGE  # the first list must not be held whole
     values.watching.label_selectors["v1", "pods"] = POD_SELECTOR  # filtered by the server, not after the download
     values.scanning.disabled = True  # no rights on CRDs and namespaces are needed; the CRD is there before we start
     values.networking.request_timeout = 30

@@ -105,8 +105,8 @@ class Executor:
                 self._budgets[key] = owner
 
     async def _remove_tokens(self, key: Key, observed: Observed, plan: Plan) -> None:
-        removed = self._removed.setdefault(key, set())
         for attempt in plan.stale_tokens:
+            removed = self._removed.setdefault(key, set())
             if (observed.session.uid, attempt) not in removed:
                 await self._cluster.delete_secret(key.namespace, children.secret_name(key.name, attempt))
                 removed.add((observed.session.uid, attempt))
