@@ -11,6 +11,7 @@ import yaml
 from everloop_operator.api import names
 from everloop_operator.core import children, volumes
 from everloop_operator.core.projections import session_of, volume_of
+from tests.operator.builders import session, spec
 from tests.operator.world import Api
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "storage"
@@ -57,10 +58,10 @@ def test_example_is_taken_by_the_api_server(cluster: Api, path: Path) -> None:
         created = try_out(cluster, body)
         if body["kind"] != names.TRAINING_SESSION_KIND:
             continue
-        session = session_of(created)
-        assert session.spec is not None, session.problem
-        try_out(cluster, children.pod(session, session.spec, 1, image="trainer:1", avoid=(), shun=()))
-        claim = volumes.journal_claim(session, session.spec)
+        made = session_of(created)
+        assert made.spec is not None, made.problem
+        try_out(cluster, children.pod(made, made.spec, 1, image="trainer:1", avoid=(), shun=()))
+        claim = volumes.journal_claim(made, made.spec)
         assert (claim is not None) == (path.stem == "fsx-dynamic")
         if claim:
             try_out(cluster, claim)
@@ -71,3 +72,18 @@ def test_the_volumes_of_the_examples_are_what_their_files_say() -> None:
     found = {path.stem: volume_of(d) for path in FILES for d in documents(path) if d["kind"] == "PersistentVolume"}
     assert (found["fsx-static"].source, found["fsx-static"].read_only) == ("fsx.csi.aws.com", False)
     assert (found["mountpoint-s3-models"].source, found["mountpoint-s3-models"].read_only) == ("s3.csi.aws.com", True)
+
+
+def test_the_volume_of_a_bucket_can_be_read_by_the_pods() -> None:
+    """One handle for one claim, the bucket by name, files of the pods' own user; nothing in it can be written."""
+    [volume] = [d for d in documents(EXAMPLES / "mountpoint-s3-models.yaml") if d["kind"] == "PersistentVolume"]
+    [claim] = [d for d in documents(EXAMPLES / "mountpoint-s3-models.yaml") if d["kind"] == "PersistentVolumeClaim"]
+    source, options = volume["spec"]["csi"], set(volume["spec"]["mountOptions"])
+    # Names of volumes are unique in a cluster, so handles that equal them are too.
+    assert source["volumeHandle"] == volume["metadata"]["name"]
+    assert volume["metadata"]["name"].startswith(claim["metadata"]["namespace"])
+    assert volume["spec"]["claimRef"] == {key: claim["metadata"][key] for key in ("namespace", "name")}
+    assert source["volumeAttributes"]["bucketName"]
+    user = children.pod(session(), spec(), 1, image="trainer:1", avoid=(), shun=())["spec"]["securityContext"]
+    assert {"read-only", "allow-other", f"uid={user['runAsUser']}", f"gid={user['runAsGroup']}"} <= options
+    assert not {"allow-delete", "allow-overwrite"} & options
