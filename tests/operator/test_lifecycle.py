@@ -10,7 +10,8 @@ import pytest
 
 from everloop_operator.core import children
 from everloop_operator.core import observed as observed_module
-from everloop_operator.core.observed import Observed, Refusal, Trainer
+from everloop_operator.core.observed import Observed, Trainer
+from everloop_operator.core.refusals import Refusal
 from tests.operator.builders import (
     NOW,
     after,

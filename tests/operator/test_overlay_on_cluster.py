@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.core import children
+from everloop_operator.core.refusals import FORBIDDEN_SECONDS
 from tests.operator.builders import SPEC, session
 from tests.operator.full import FULL, GOOD, OVERLAY
 from tests.operator.overlays import overlays
@@ -80,7 +81,9 @@ def test_a_refused_overlay_is_told_in_the_api_servers_words(world: World) -> Non
     """What neither schema nor rules know is found when the pod is made: Stalled, and well again when it is mended."""
     world.claims()
     world.create_session(pod=MISSING)
-    refused = eventually("the refusal", lambda: _refused(world))
+    eventually("why it waits", lambda: FOREIGN_CLASS in world.condition(names.CONDITION_READY).get("message", ""))
+    assert world.status()["phase"] == names.PHASE_PENDING
+    refused = eventually("the refusal", lambda: _refused(world), FORBIDDEN_SECONDS + 20)
     assert FOREIGN_CLASS in refused["message"]
     status = world.wait_phase(names.PHASE_FAILED)
     assert status["attempt"] == 0
@@ -98,7 +101,7 @@ def test_a_refused_overlay_leaves_the_running_pod_alone(world: World) -> None:
     world.wait_phase(names.PHASE_RUNNING)
     assert world.wait_pod("tuned-a1-0")["metadata"]["labels"]["team"] == "poems"
     world.api.merge(f"{world.sessions_path}/tuned", {"spec": {"pod": MISSING}})
-    eventually("the refusal", lambda: FOREIGN_CLASS in str(world.status().get("conditions")))
+    eventually("the refusal", lambda: FOREIGN_CLASS in str(world.status().get("conditions")), FORBIDDEN_SECONDS + 20)
     assert not world.deleting("tuned-a1-0")
     assert (world.status()["attempt"], world.status()["pod"]["name"]) == (1, "tuned-a1-0")
     world.api.merge(f"{world.sessions_path}/tuned", {"spec": {"pod": {"priorityClassName": ""}}})

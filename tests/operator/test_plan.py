@@ -16,7 +16,8 @@ from everloop_operator.api.training_session_status import (
     Recovery,
     TrainingSessionStatus,
 )
-from everloop_operator.core.observed import Claim, Container, Observed, Pod, Refusal, Trainer
+from everloop_operator.core.observed import Claim, Container, Observed, Pod, Trainer
+from everloop_operator.core.refusals import Refusal, refused
 from everloop_operator.core.status import dump
 from tests.operator.builders import (
     CLAIMS,
@@ -286,6 +287,16 @@ def test_refused_pod_is_not_tried_again_at_once() -> None:
         tried = decided(observed(refusal=other))
         assert tried.create_pod is not None
         assert status_of(tried).phase == "Pending"
+
+
+def test_what_is_forbidden_for_a_moment_is_waited_for() -> None:
+    """The session is on its way, says what it waits for, and tries again soon: clients wait with it."""
+    refusal = refused(None, "service account not found", ago(1), 1, forbidden=True)
+    result = decided(observed(refusal=refusal))
+    assert (result.create_pod, status_of(result).phase) == (None, "Pending")
+    assert condition(result, "Stalled")[0] == "False"
+    assert condition(result, "PodsReady")[1:] == ("PodCreating", "service account not found")
+    assert result.requeue_after == pytest.approx(4)
 
 
 def test_refused_replacement_of_a_lost_pod_is_stalled() -> None:

@@ -14,7 +14,8 @@ from everloop_operator.core.jobs.observed import Driver, ObservedJob
 from everloop_operator.core.jobs.plan import FORCE_DELETE_SECONDS
 from everloop_operator.core.jobs.report import Point
 from everloop_operator.core.jobs.status import urgent
-from everloop_operator.core.observed import Answer, Container, Refusal
+from everloop_operator.core.observed import Answer, Container
+from everloop_operator.core.refusals import Refusal
 from tests.operator.builders import NOW, ago, lost
 from tests.operator.job_builders import (
     PATH,
@@ -384,6 +385,9 @@ def test_refused_pod_is_told_in_the_words_of_the_api_server() -> None:
     assert "quota exceeded" in condition(result, "Ready")[2]
     assert decided(observed(refusal=refusal, job=replace(job(), generation=2))).create_pod is not None
     assert decided(observed(refusal=replace(refusal, time=ago(60)))).create_pod is not None
+    fresh = decided(observed(refusal=replace(refusal, forbidden_since=ago(1))))
+    assert (fresh.create_pod, condition(fresh, "Stalled")[0]) == (None, "False")
+    assert fresh.requeue_after == pytest.approx(5)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from everloop_operator.api.served import lacking
 from everloop_operator.core.events import Event
 from everloop_operator.core.projections import format_time
 from everloop_operator.loop.metrics import API_REQUESTS
-from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Listed, Refused
+from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Forbidden, Listed, Refused
 from everloop_operator.loop.scope import Scope
 
 from .retry_after import wait_seconds
@@ -48,7 +48,7 @@ POD_SELECTOR = (
 KEY_SELECTOR = f"{names.LABEL_TYPE}={names.TYPE_API_KEY},{names.LABEL_JOB_UID}"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
-_ERRORS: dict[int, type[ClusterError]] = {400: Refused, 403: Refused, 404: Absent, 409: Conflict, 422: Refused}
+_ERRORS: dict[int, type[ClusterError]] = {400: Refused, 403: Forbidden, 404: Absent, 409: Conflict, 422: Refused}
 
 
 async def load_configuration() -> Any:

@@ -15,9 +15,6 @@ from .lifecycle import Rest
 from .losses import Loss
 from .observed import Observed, Pod, within
 
-REFUSAL_PATIENCE_SECONDS = 30.0
-"""How long after a refused pod the next try is made (a quota may have been raised)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -115,7 +112,7 @@ def _next(observed: Observed, spec: TrainingSessionSpec, over: Decision) -> Deci
     if claims.unfit(observed, spec) or (
         refusal
         and refusal.generation == observed.session.generation
-        and within(observed.now - refusal.time, REFUSAL_PATIENCE_SECONDS)
+        and within(observed.now - refusal.time, refusal.patience_seconds)
     ):
         return replace(over, lost=loss is not None)
     if loss and loss.backs_off:

@@ -14,7 +14,8 @@ from .aspect import Aspect as Aspect
 from .failure_classes import Exhausted
 from .losses import Loss
 from .node_health import Verdict
-from .observed import Observed, Pod, Refusal, within
+from .observed import Observed, Pod, within
+from .refusals import Refusal
 
 UNREACHABLE_PATIENCE_SECONDS = 10.0
 """How long a server that served may not answer before that counts: a busy machine may delay an answer."""
@@ -166,7 +167,7 @@ def recorded_counts(observed: Observed, pod: Pod | None) -> bool:
 def _pods(observed: Observed, pod: Pod | None, refusal: Refusal | None) -> Aspect:
     if pod is None:
         if refusal:
-            reason = names.REASON_POD_CREATING if refusal.transient else names.REASON_POD_INVALID
+            reason = names.REASON_POD_INVALID if refusal.settled else names.REASON_POD_CREATING
             return Aspect(False, reason, refusal.message)
         return Aspect(False, names.REASON_POD_CREATING, "the pod is being created")
     if pod.ready:
@@ -256,7 +257,7 @@ def _stalled(
         return Aspect(True, names.REASON_BUDGET_EXHAUSTED, message)
     if volumes.reason == names.REASON_VOLUME_UNFIT:
         return Aspect(True, volumes.reason, volumes.message)
-    if refusal and not refusal.transient and (pod is None or attempt.lost):
+    if refusal and refusal.settled and (pod is None or attempt.lost):
         return Aspect(True, names.REASON_POD_INVALID, f"the pod was refused: {refusal.message}")
     failed = fetching.judge(pod)
     if failed and pod and pod.fetch.restarts >= CRASH_LOOP_RESTARTS:

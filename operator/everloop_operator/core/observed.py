@@ -11,6 +11,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
 from .node_rules import Signal
+from .refusals import Refusal
 from .report import TrainerReport
 
 R = TypeVar("R")
@@ -185,17 +186,6 @@ def _steady(before: datetime | None, now: datetime, seconds: int) -> datetime | 
     if since and before and abs(since - before) < timedelta(seconds=STEADY_SECONDS):
         return before
     return since
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The API server's refusal to create the pod of the next attempt."""
-
-    message: str
-    time: datetime
-    generation: int
-    transient: bool = False
-    """Whether the same request may succeed a moment later: it failed rather than that it was refused."""
 
 
 @dataclass(frozen=True, slots=True)

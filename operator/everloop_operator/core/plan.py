@@ -11,7 +11,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
 from . import children, claims, ending, events, health, lifecycle, losses, node_health, recoveries, status, volumes
-from .decision import REFUSAL_PATIENCE_SECONDS, Decision, decide
+from .decision import Decision, decide
 from .decision import Settings as Settings
 from .evictions import evicted_after
 from .observed import Observed, Pod, Session
@@ -260,6 +260,6 @@ def _requeue_after(
     if not decision.rest and state.volumes.status is not True:
         times.append(observed.now + timedelta(seconds=CLAIM_RECHECK_SECONDS))
     if observed.refusal:
-        times.append(observed.refusal.time + timedelta(seconds=REFUSAL_PATIENCE_SECONDS))
+        times.append(observed.refusal.time + timedelta(seconds=observed.refusal.patience_seconds))
     coming = [(time - observed.now).total_seconds() for time in times if time > observed.now]
     return min(coming, default=None)

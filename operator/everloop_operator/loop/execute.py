@@ -7,11 +7,12 @@ from collections.abc import Callable
 import structlog
 
 from everloop_operator.core import children, status
-from everloop_operator.core.observed import Observed, Refusal
+from everloop_operator.core.observed import Observed
 from everloop_operator.core.plan import Plan
+from everloop_operator.core.refusals import Refusal, refused
 
 from .cache import Cache
-from .ports import Body, Cluster, ClusterError, Key, Now, Refused
+from .ports import Body, Cluster, ClusterError, Forbidden, Key, Now, Refused
 from .statuses import StatusWriter
 
 log = structlog.get_logger()
@@ -63,7 +64,13 @@ class Executor:
             await self._children(key, observed, plan)
         except Refused as error:
             log.warning("refused", namespace=key.namespace, session=key.name, problem=str(error))
-            self._refusals[key] = Refusal(str(error)[:900], self._now(), observed.session.generation)
+            self._refusals[key] = refused(
+                self._refusals.get(key),
+                str(error),
+                self._now(),
+                observed.session.generation,
+                forbidden=isinstance(error, Forbidden),
+            )
             return 0.0
         for deletion in plan.delete_pods:
             await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)

@@ -10,10 +10,10 @@ import structlog
 from everloop_operator.core.jobs import children, status
 from everloop_operator.core.jobs.observed import Job, ObservedJob
 from everloop_operator.core.jobs.plan import JobPlan
-from everloop_operator.core.observed import Refusal
+from everloop_operator.core.refusals import Refusal, refused
 
 from .cache import Cache
-from .ports import Body, Cluster, ClusterError, Key, Now, Refused
+from .ports import Body, Cluster, ClusterError, Forbidden, Key, Now, Refused
 from .statuses import StatusWriter
 
 log = structlog.get_logger()
@@ -94,7 +94,13 @@ class JobExecutor:
                 self._refusals.pop(key, None)
         except Refused as error:
             log.warning("refused", namespace=key.namespace, job=key.name, problem=str(error))
-            self._refusals[key] = Refusal(str(error)[:900], self._now(), job.generation)
+            self._refusals[key] = refused(
+                self._refusals.get(key),
+                str(error),
+                self._now(),
+                job.generation,
+                forbidden=isinstance(error, Forbidden),
+            )
             return 0.0
         await self._keys(job, plan)
         for deletion in plan.delete_pods:

@@ -8,7 +8,7 @@ from everloop_operator.core.jobs.observed import Driver, Job, ObservedJob
 from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll, plan
 from everloop_operator.core.jobs.projections import job_of, seen_session
 from everloop_operator.core.jobs.report import ProgressReport
-from everloop_operator.core.observed import Refusal
+from everloop_operator.core.refusals import Refusal
 
 from .cache import Cache, session_of_job
 from .job_execute import JobCredentials, JobExecutor

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from everloop_operator.core import claims
-from everloop_operator.core.observed import Claim, Notice, Observed, Pod, Refusal, Session
+from everloop_operator.core.observed import Claim, Notice, Observed, Pod, Session
 from everloop_operator.core.plan import Poll
 from everloop_operator.core.projections import newest_notice, session_of
+from everloop_operator.core.refusals import Refusal
 from everloop_operator.core.report import TrainerReport
 
 from .cache import Cache

@@ -29,7 +29,8 @@ def job_key(namespace: str, name: str) -> Key:
 
 
 #   ClusterError
-#    +- Refused    the API server will not have this object (400, 403, 422); repeating it unchanged is pointless
+#    +- Refused    the API server will not have this object (400, 422); repeating it unchanged is pointless
+#    |   +- Forbidden   for this user, or by admission (403)
 #    +- Conflict   somebody wrote in between (409); observe again
 #    +- Absent     there is no such object (404)
 
@@ -40,6 +41,10 @@ class ClusterError(Exception):
 
 class Refused(ClusterError):
     """The API server will not have this object. The message is in its words."""
+
+
+class Forbidden(Refused):
+    """Authorization or admission will not have it."""
 
 
 class Conflict(ClusterError):

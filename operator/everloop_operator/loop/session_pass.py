@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from everloop_operator.core.observed import Refusal
 from everloop_operator.core.plan import Poll, Settings, plan
+from everloop_operator.core.refusals import Refusal
 from everloop_operator.core.report import TrainerReport
 
 from .cache import Cache

@@ -15,9 +15,6 @@ from . import children, losses
 from .losses import Loss
 from .observed import Driver, ObservedJob
 
-REFUSAL_PATIENCE_SECONDS = 30.0
-"""How long after a refused pod the next try is made."""
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -90,7 +87,7 @@ def _next(
     waiting = Decision(current, driver, create=False, loss=loss, budgets=budgets, lost=loss is not None)
     refusal = observed.refusal
     refused = refusal is not None and refusal.generation == observed.job.generation
-    if refused and refusal and within(observed.now - refusal.time, REFUSAL_PATIENCE_SECONDS):
+    if refused and refusal and within(observed.now - refusal.time, refusal.patience_seconds):
         return waiting
     if not may_start:
         return waiting

@@ -134,7 +134,7 @@ def _stalled(observed: ObservedJob, decision: Decision, session: Aspect) -> Aspe
     if impossible(session) and (decision.driver is None or decision.lost):
         return Aspect(True, session.reason, session.message)
     refusal = observed.refusal
-    if refusal and not refusal.transient and not decision.create and (decision.driver is None or decision.lost):
+    if refusal and refusal.settled and not decision.create and (decision.driver is None or decision.lost):
         return Aspect(True, names.REASON_POD_INVALID, f"the driver's pod was refused: {refusal.message}")
     return None
 
@@ -144,7 +144,7 @@ def _pods(observed: ObservedJob, decision: Decision) -> Aspect:
     if driver is None:
         refusal = None if decision.create else observed.refusal
         if refusal:
-            reason = names.REASON_POD_CREATING if refusal.transient else names.REASON_POD_INVALID
+            reason = names.REASON_POD_INVALID if refusal.settled else names.REASON_POD_CREATING
             return Aspect(False, reason, refusal.message)
         message = "the driver is being created" if decision.create else "there is no driver"
         return Aspect(False, names.REASON_POD_CREATING, message)

@@ -8,7 +8,8 @@ from datetime import datetime
 
 from everloop_operator.api.rl_job import RLJobSpec
 from everloop_operator.api.rl_job_status import RLJobStatus
-from everloop_operator.core.observed import Answer, Container, Node, Pod, Refusal, Session
+from everloop_operator.core.observed import Answer, Container, Node, Pod, Session
+from everloop_operator.core.refusals import Refusal
 
 from .report import Point, ProgressReport
 

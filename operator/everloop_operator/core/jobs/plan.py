@@ -16,7 +16,7 @@ from everloop_operator.core.evictions import evicted_after
 from everloop_operator.core.plan import PodDeletion
 
 from . import children, events, health, losses, outcome, status
-from .decision import REFUSAL_PATIENCE_SECONDS, Decision, decide
+from .decision import Decision, decide
 from .observed import ObservedJob
 from .outcome import Outcome
 from .report import Point
@@ -233,7 +233,7 @@ def _requeue_after(
     if decision.exhausted == "infrastructure":
         times.append(recoveries.refills_at(spec.recovery.infrastructure, decision.budgets.infrastructure))
     if observed.refusal:
-        times.append(observed.refusal.time + timedelta(seconds=REFUSAL_PATIENCE_SECONDS))
+        times.append(observed.refusal.time + timedelta(seconds=observed.refusal.patience_seconds))
     if observed.progress.unreachable_since:
         patience = timedelta(seconds=health.UNREACHABLE_PATIENCE_SECONDS)
         times.append(observed.progress.unreachable_since + patience)
