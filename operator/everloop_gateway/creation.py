@@ -21,6 +21,8 @@ from everloop_operator.api import names
 LOOK_AGAIN_SECONDS = 1.0
 MISTAKEN_SECONDS = 4.0
 """For how long a claim may be missing, made a moment after its session; an answer is streamed only after that."""
+DENIED_SECONDS = 3.0
+"""How long something has to be denied: an API server that has just begun denies what it grants a moment later."""
 UNAUTHORIZED, FORBIDDEN, CONFLICT = 401, 403, 409
 
 log = structlog.get_logger(__name__)
@@ -47,7 +49,7 @@ class Creation:
             return place(base_model, namespace, sessions, entries, needs_slot=needs_slot, only=only)
 
         found: SessionView | Create | Wait | None
-        right = time.monotonic()
+        right, denied = time.monotonic(), 0.0
         try:
             while True:
                 change = cluster.sessions.change(None)
@@ -64,22 +66,33 @@ class Creation:
                 elif time.monotonic() - right >= MISTAKEN_SECONDS:
                     raise Unplaceable(f"base_model {shorten(base_model)!r}: {found.reason}")
                 if isinstance(found, Create):
-                    await self._create(principal, base_model, found, progress)
+                    denial = await self._create(principal, base_model, found, progress)
+                    if not denial:
+                        denied = 0.0
+                        continue
+                    denied = denied or time.monotonic()
+                    if time.monotonic() - denied >= DENIED_SECONDS:
+                        raise Refusal(FORBIDDEN, denial)
+                    progress.waits(denial)
+                    await pause(change, LOOK_AGAIN_SECONDS)
                 else:
                     progress.waits(found.reason)
                     await pause(change, LOOK_AGAIN_SECONDS)
         except Unplaceable as error:
             raise Refusal(400, str(error)) from None
 
-    async def _create(self, principal: Principal, asked: str, wanted: Create, progress: Progress) -> None:
-        """Make it, or find that somebody else just has: either way it is in the next list."""
+    async def _create(self, principal: Principal, asked: str, wanted: Create, progress: Progress) -> str:
+        """Make it, or find that somebody else just has: either way it is in the next list.
+
+        Returns why it is denied, "" if it is not. Raises Refusal.
+        """
         cluster, namespace = self._cluster, principal.namespace
         where = f"{names.TRAINING_SESSION_PLURAL}.{names.GROUP} in namespace {namespace!r}"
         missing = f"base_model {shorten(asked)!r}: no TrainingSession in namespace {namespace!r} has room for it"
         if not principal.subject:
             raise Refusal(FORBIDDEN, f"{missing}, and to create one the API key needs a subject")
         if not await until_available(lambda: cluster.may_create_session(principal), progress):
-            raise Refusal(FORBIDDEN, f"{missing}, and subject {principal.subject!r} must not create {where}")
+            return f"{missing}, and subject {principal.subject!r} must not create {where}"
         manifest = session_manifest(wanted.base_model, wanted.template, namespace, wanted.name)
         try:
             # The right to ask, just used, comes with that to create: a 403 is from a quota or a rule of admission.
@@ -89,11 +102,12 @@ class Creation:
         except ApiRefused as error:
             if error.status == CONFLICT:
                 # A quota was being counted at the same moment.
-                return
+                return ""
             log.error("session refused", namespace=namespace, session=wanted.name, error=error.message)
-            raise Refusal(
-                FORBIDDEN if error.status == FORBIDDEN else 400,
-                f"{missing}, and the one that the catalogue describes is refused: {error.message}",
-            ) from None
+            refused = f"{missing}, and the one that the catalogue describes is refused: {error.message}"
+            if error.status == FORBIDDEN:
+                return refused
+            raise Refusal(400, refused) from None
         event = "session created" if created else "session was created by another"
         log.info(event, namespace=namespace, session=wanted.name, subject=principal.subject)
+        return ""

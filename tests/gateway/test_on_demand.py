@@ -154,6 +154,18 @@ def test_a_subject_without_the_right_is_told_so_by_the_sdk(
     assert (tenant.sessions(), tenant.bindings()) == ([], [])
 
 
+def test_a_denial_that_passes_is_not_told(cluster: Cluster, gateway: GatewayProcess, team: Team) -> None:
+    """An API server that has just begun denies what it grants a moment later; the call waits for that."""
+    tenant = team(allowed=False)
+    with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
+        creating = background(new_sampler, client, session_id, ONE)
+        gateway.wait_logged("call waits", f"in namespace '{tenant.namespace}'")
+        cluster.grant("someone", tenant.namespace, "trainer", CREATE_SESSIONS)
+        wait_for("the session", tenant.sessions)
+        tenant.adopt()
+        assert creating.result(30).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("base_model", "words"),
     [

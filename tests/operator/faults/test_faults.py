@@ -26,6 +26,8 @@ SAMPLE, SAMPLED_KILLS = 6, 1
 AT_A_TIME = 6
 """Fewer than the operator's passes and connections: a call that stalls holds one of each."""
 UNBROKEN, ATTEMPTS = 2, 4
+WINDOWS = 5
+"""Of quiet time, in one of which nothing is written: an operator that has just begun looks at everything once."""
 NOT_MET, UNMET_OF = "was not met", 20
 """Some calls are only made where something takes its time; one in so many may never come."""
 EVERY = 20
@@ -104,11 +106,15 @@ def attempt(experiment: Broken, api: Api, proxy: Proxy, writes: int) -> tuple[st
             travelled.judge(proxy.writes(namespace), writes)
         except AssertionError as error:
             return f"{experiment}: {error}", namespace in proxy.hit
-        before = len(proxy.calls[namespace])
-        time.sleep(QUIET_SECONDS)
-        after = [str(call) for call in proxy.calls[namespace][before:]]
-        if [call for call in proxy.calls[namespace][before:] if call.writes]:
-            return f"{experiment}: it goes on writing: {after}", namespace in proxy.hit
+        after = proxy.calls[namespace]
+        for _ in range(WINDOWS):
+            before = len(after)
+            time.sleep(QUIET_SECONDS)
+            if not any(call.writes for call in after[before:]):
+                break
+        else:
+            wrong = f"it goes on writing: {[str(call) for call in after[before:]]}"
+            return f"{experiment}: {wrong}", namespace in proxy.hit
         return "", namespace in proxy.hit
 
 
