@@ -25,9 +25,10 @@ from tests.gateway.world import (
     Tenant,
     wait_for,
 )
+from tests.networks import new_address
 from tests.operator import control_plane
 from tests.prepared import base_model, client_python
-from tests.server.pod import Pod, new_ip
+from tests.server.pod import Pod
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 THREADS = 1
@@ -90,7 +91,7 @@ def serving(
             where = {"name": "bench-a1-0", "uid": pod.uid, "ip": pod.ip}
             storage = tenant.storage((pod.status() or {})["lineage"])
             tenant.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=ATTEMPT, pod=where, storage=storage)
-            gateway = GatewayProcess(processes, cluster, new_ip(), log_level="INFO")
+            gateway = GatewayProcess(processes, cluster, new_address(), log_level="INFO")
             key = cluster.key(tenant.namespace)
             with gateway.client(key) as client:
                 wait_for("the key", lambda: client.post("/client/config").status_code == 200)
@@ -103,7 +104,7 @@ def serving(
 
 def make_pod(directory: Path, name: str, weights: Path, token: str, longest: int) -> Pod:
     """A session pod, not started, with the settings that a TrainingSession has by default."""
-    pod = Pod(directory, new_ip(), weights, uid=str(uuid.uuid4()), token=token)
+    pod = Pod(directory, new_address(), weights, uid=str(uuid.uuid4()), token=token)
     pod.configure(
         baseModel={"name": name, "revision": "", "path": str(weights)},
         engine={"dtype": "Float32", "threads": THREADS, "deterministic": True, "maxSequenceLength": longest},

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.gateway.world import GATEWAY_TOKEN, GATEWAY_USER, Cluster, GatewayProcess, Processes, SdkProcess, Tenant
+from tests.networks import new_address
 from tests.operator import control_plane
-
-_addresses = itertools.count(1)
 
 
 @pytest.fixture
 def address() -> Callable[[], str]:
-    """Addresses of 127/8 that nobody else uses: the second byte comes from the process id."""
-    return lambda: f"127.{150 + os.getpid() % 100}.{os.getpid() // 100 % 250}.{next(_addresses)}"
+    """Addresses of 127/8 that nobody else uses."""
+    return new_address
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The API server with CRD, RBAC, master key and catalogue."""
     directory = tmp_path_factory.mktemp("gateway")
     (directory / "plane").mkdir()
-    with control_plane.running(directory / "plane", (f"{GATEWAY_TOKEN},{GATEWAY_USER},2",)) as plane:
+    with control_plane.running(directory / "plane", (f"{GATEWAY_TOKEN},{GATEWAY_USER},2",), audit=True) as plane:
         cluster = Cluster(plane, directory)
         yield cluster
         cluster.api.close()
@@ -43,8 +40,7 @@ def processes() -> Iterator[Processes]:
 def gateway(cluster: Cluster) -> Iterator[GatewayProcess]:
     """A gateway that no test harms."""
     processes = Processes()
-    address = f"127.{150 + os.getpid() % 100}.{os.getpid() // 100 % 250}.{next(_addresses)}"
-    yield GatewayProcess(processes, cluster, address)
+    yield GatewayProcess(processes, cluster, new_address())
     processes.stop()
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from everloop_operator.api import names, tokens
 from tests.gateway.world import MASTER, Cluster, GatewayProcess, SdkProcess
+from tests.networks import new_address
 from tests.server import tinymodel
-from tests.server.pod import Pod, eventually, new_ip
+from tests.server.pod import Pod, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ def test_a_loop_outlasts_full_storage(
     """Calls are held while nothing can be written, the pod says why, and with space the loop goes on by itself."""
     tinymodel.write_tiny_model(tmp_path / "model")
     tenant = cluster.tenant(base_model=tinymodel.NAME)
-    pod = SessionPod(tmp_path / "pod", new_ip(), tmp_path / "model", uid=str(uuid.uuid4()))
+    pod = SessionPod(tmp_path / "pod", new_address(), tmp_path / "model", uid=str(uuid.uuid4()))
     pod.token = tokens.session_token(bytes.fromhex(MASTER), tenant.uid, 1)
     (tmp_path / "pod" / "token").write_text(pod.token)
     pod.root = volume / "team" / "tiny"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import pytest
 from kubernetes.aio import client
 
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, Kube
+from tests.networks import new_address
 
 PATH = "/api/v1/namespaces/team/configmaps/binding"
 
@@ -23,7 +23,7 @@ async def test_an_outage_lasts_until_the_api_serves_again() -> None:
         await writer.drain()
         writer.close()
 
-    address = f"127.{150 + os.getpid() % 100}.{os.getpid() // 100 % 250}.250"
+    address = new_address()
     server = await asyncio.start_server(answer, address, 0)
     port = server.sockets[0].getsockname()[1]
     kube = Kube(client.ApiClient(client.Configuration(host=f"http://{address}:{port}")), lambda: now)

@@ -24,6 +24,7 @@ from everloop_operator.loop import metrics
 from everloop_operator.loop.kept import summary_of
 from everloop_operator.loop.ports import Key, job_key
 from everloop_operator.loop.state_metrics import nodes, objects, trainers
+from tests.networks import new_address
 from tests.operator.builders import NOW, ago, node, pod, report, text
 
 GOING_ON = {"id": "a2", "reason": "NodeHealth", "rule": "xid"}
@@ -194,7 +195,7 @@ async def test_metrics_are_for_those_who_have_the_token(shown: str | None, statu
     registry = CollectorRegistry()
     Counter("secret", "A name.", registry=registry).inc()
     known: list[str] = []
-    address, headers = "127.3.9.1", {} if shown is None else {"Authorization": shown}
+    address, headers = new_address(), {} if shown is None else {"Authorization": shown}
     async with listening(registry, address, names.METRICS_PORT, lambda: known[0] if known else None):
         async with aiohttp.ClientSession() as client:
             url = f"http://{address}:{names.METRICS_PORT}/metrics"

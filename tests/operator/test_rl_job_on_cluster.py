@@ -14,6 +14,7 @@ import pytest
 from everloop_gateway import keys
 from everloop_operator.api import names
 from everloop_operator.api.tokens import master_key, progress_token
+from tests.networks import new_address
 from tests.operator import builders
 from tests.operator.test_rl_job_crd import job_body
 from tests.operator.world import RELEASE, SESSIONS, World, condition, eventually
@@ -104,7 +105,7 @@ class Jobs:
         world.api.create(world.path("pods", name) + "/binding", binding)
         token = base64.b64decode(secret["data"]["token"]).decode()
         assert token == progress_token(self.master(), self.uid, attempt)
-        ip = f"127.76.{len(self.readers) + 1}.{attempt}"
+        ip = new_address()
         reader = FakeReader(ip, token, {"state": "Started", "attempt": attempt, **report})
         self.readers.append(reader)
         running = {"image": "i", "imageID": "i", "ready": True, "restartCount": 0, "state": {"running": {}}}

@@ -18,9 +18,10 @@ from everloop_operator.core.plan import Poll
 from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.poller import Poller
 from everloop_operator.loop.ports import Key, Unanswered
+from tests.networks import new_address
 from tests.operator.one_cluster import clock
 
-ADDRESS = "127.78.99.1"
+ADDRESS = new_address()
 SERVING = b'HTTP/1.1 200 OK\r\nContent-Length: 19\r\nConnection: close\r\n\r\n{"state":"Serving"}'
 KEY = Key("team", "tuned")
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -23,6 +21,7 @@ import httpx
 
 from everloop_operator.api import names
 from everloop_operator.api.tokens import master_key, session_token
+from tests.networks import network
 from tests.operator.control_plane import ADMIN_TOKEN, ControlPlane
 
 T = TypeVar("T")
@@ -318,6 +317,16 @@ class World:
 
     def run_pod(self, name: str, node: str, state: str = "Serving", **report: Any) -> FakeTrainer:
         """Binds the pod to the node and starts it, with a trainer in this state."""
+        pod = self.bind_pod(name, node)
+        self._pods += 1
+        ip = f"{network()}.{self._number}.{self._pods}"
+        trainer = FakeTrainer(ip, self.token(pod), {**report_body(pod, state), **report})
+        self._trainers[name] = trainer
+        self.pod_runs(name, ip)
+        return trainer
+
+    def bind_pod(self, name: str, node: str) -> dict[str, Any]:
+        """The part of the scheduler, once the status tells of the pod's attempt; returns the pod."""
         pod = self.wait_pod(name)
         labels = pod["metadata"]["labels"]
         session, attempt = labels[names.LABEL_SESSION], int(labels[names.LABEL_ATTEMPT])
@@ -330,12 +339,11 @@ class World:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         self.api.create(self.path("pods", name) + "/binding", binding)
-        self._pods += 1
-        ip = f"127.{_network()[0]}.{self._number}.{self._pods}"
-        trainer = FakeTrainer(ip, self.token(pod), {**report_body(pod, state), **report})
-        self._trainers[name] = trainer
+        return pod
+
+    def pod_runs(self, name: str, ip: str) -> None:
+        """The part of the kubelet: the pod has this address, and its container is ready."""
         self.set_pod(name, phase="Running", podIP=ip, podIPs=[{"ip": ip}], **container({"running": {}}, ready=True))
-        return trainer
 
     def set_pod(self, name: str, **status: Any) -> None:
         self.api.merge(self.path("pods", name) + "/status", {"status": status})
@@ -399,20 +407,6 @@ def report_body(pod: dict[str, Any], state: str = "Serving") -> dict[str, Any]:
     }
 
 
-@functools.cache
-def _network() -> tuple[int, socket.socket]:
-    """A second octet of 127.0.0.0/8 that no other run of these tests has, and the socket that shows it."""
-    for octet in (77, 79, 80, 81, 82, 84, 85, 86):
-        shown = socket.socket()
-        try:
-            shown.bind((f"127.{octet}.255.1", names.TRAINER_PORT))
-        except OSError:
-            shown.close()
-            continue
-        return octet, shown
-    raise AssertionError("too many runs of these tests at a time")
-
-
 def free_address(number: int) -> str:
     """The loopback address of an operator of this run."""
-    return f"127.{_network()[0]}.250.{number}"
+    return f"{network()}.250.{number}"

@@ -18,9 +18,10 @@ from everloop_operator.cluster.progress import ProgressClient
 from everloop_operator.core.jobs.plan import ProgressPoll
 from everloop_operator.core.jobs.report import ProgressReport
 from everloop_operator.loop.ports import Unanswered
+from tests.networks import new_address
 from tests.operator.world import ROOT, eventually
 
-IP = "127.79.3.1"
+IP = new_address()
 TOKEN = "ab" * 32
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.pod import Pod, new_ip
+from tests.networks import new_address
+from tests.server.pod import Pod
 from tests.server.stub import Stub, serving
 from tests.server.tinymodel import write_tiny_model
 from tests.server.wire import Wire
@@ -32,7 +33,7 @@ def make_pod(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     def make(**options: object) -> Pod:
         directory = tmp_path_factory.mktemp("pod")
-        pods.append(Pod(directory, new_ip(), tiny_model, **options))  # type: ignore[arg-type]
+        pods.append(Pod(directory, new_address(), tiny_model, **options))  # type: ignore[arg-type]
         return pods[-1]
 
     yield make
@@ -80,7 +81,7 @@ def pod(make_pod: Callable[..., Pod], held_poll: HeldPoll) -> Pod:
 @pytest.fixture(scope="session")
 def stub(pod: Pod) -> Iterator[Stub]:
     """A stub gateway before `pod`, with chunks of two datums."""
-    with serving(pod, new_ip(), {"fwdbwd_max_chunk_len": 2}) as stub:
+    with serving(pod, new_address(), {"fwdbwd_max_chunk_len": 2}) as stub:
         yield stub
 
 
@@ -96,5 +97,5 @@ def own_pod(make_pod: Callable[..., Pod]) -> Pod:
 @pytest.fixture(scope="module")
 def gateway(own_pod: Pod) -> Iterator[Stub]:
     """A stub gateway before `own_pod`."""
-    with serving(own_pod, new_ip(), {}) as stub:
+    with serving(own_pod, new_address(), {}) as stub:
         yield stub

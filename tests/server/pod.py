@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -20,13 +19,6 @@ from tests.server import tinymodel
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "5e" * 32
 T = TypeVar("T")
-_addresses = itertools.count(256 * (os.getpid() % 250) + 1)
-
-
-def new_ip() -> str:
-    """A loopback address that no other pod or stub has, of this run or (most likely) of one beside it."""
-    number = next(_addresses)
-    return f"127.83.{number // 256 % 256}.{number % 256}"
 
 
 def eventually(probe: Callable[[], T | None], what: str, seconds: float = 60.0, every: float = 0.01) -> T:

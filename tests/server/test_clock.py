@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from everloop_trainer.session.records import Accept, Autosaved
-from tests.server.pod import Pod, eventually, kill_process, new_ip
+from tests.networks import new_address
+from tests.server.pod import Pod, eventually, kill_process
 from tests.server.sdk import SdkProgram
 from tests.server.stub import serving
 from tests.server.test_survival import adapter, assert_equal_states, history, model_of
@@ -34,7 +35,7 @@ def test_a_clock_that_jumps_changes_nothing(make_pod: Callable[..., Pod], tmp_pa
     pod.start()
     pod.wait_until("Serving")
     enough, other = tmp_path / "enough", Wire(pod)
-    with other.client, serving(pod, new_ip(), {}) as stub:
+    with other.client, serving(pod, new_address(), {}) as stub:
         waiting = other.created().optim_step(2).json()["request_id"]
         with SdkProgram(stub.url, "train", steps=10_000, until=str(enough), **LOOP) as program:
             model = model_of(program)

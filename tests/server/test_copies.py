@@ -12,7 +12,8 @@ import pytest
 
 from everloop_trainer import exitcodes
 from tests.copies.store import Request, Store, error, running
-from tests.server.pod import Pod, alive, command_line, eventually, kill_process, new_ip
+from tests.networks import new_address
+from tests.server.pod import Pod, alive, command_line, eventually, kill_process
 from tests.server.sdk import SdkProgram, run_command
 from tests.server.stub import Stub, serving
 from tests.server.test_survival import adapter, assert_equal_states, model_of
@@ -68,7 +69,7 @@ def pod(make_pod: Callable[..., Pod], store: Store) -> Pod:
 
 @pytest.fixture(scope="module")
 def stub(pod: Pod) -> Iterator[Stub]:
-    with serving(pod, new_ip(), {}) as stub:
+    with serving(pod, new_address(), {}) as stub:
         yield stub
 
 
@@ -118,7 +119,7 @@ def test_a_lost_volume_is_restored_and_never_silently(make_pod: Callable[..., Po
     configure(pod, store, "lost", snapshots={"replayBudgetSeconds": 0.5})
     pod.start()
     pod.wait_until("Serving")
-    with serving(pod, new_ip(), {}) as stub:
+    with serving(pod, new_address(), {}) as stub:
         with SdkProgram(stub.url, "train", seed=17, steps=100_000, save_after=2, **LOOP) as program:
             model = model_of(program)
             eventually(lambda: len(program.named("step")) >= steps, "steps", 60)

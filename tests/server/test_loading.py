@@ -12,7 +12,8 @@ import pytest
 from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import LoadWeights
 from everloop_trainer.session.records import Accept, Result, Try
-from tests.server.pod import Pod, alive, eventually, kill_process, new_ip, process_of
+from tests.networks import new_address
+from tests.server.pod import Pod, alive, eventually, kill_process, process_of
 from tests.server.sdk import SdkProgram, run_command
 from tests.server.stub import Stub, serving
 from tests.server.test_survival import adapter, assert_equal_states, history, model_of
@@ -175,7 +176,7 @@ def test_a_killed_loop_goes_on_from_an_automatic_checkpoint(make_pod: Callable[.
     pod.configure(checkpoints={"everySeconds": 0.2, "keepLast": 2})
     pod.start()
     pod.wait_until("Serving")
-    with serving(pod, new_ip(), {}) as stub:
+    with serving(pod, new_address(), {}) as stub:
         with SdkProgram(stub.url, "train", seed=17, **LOOP | {"steps": 1000}) as program:
             model = model_of(program)
 

@@ -16,7 +16,7 @@ from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionConfig, SessionService
 from everloop_trainer.store import space
 from everloop_trainer.store.opening import open_store
-from tests.server.pod import new_ip
+from tests.networks import new_address
 from tests.session.fake_engine import FakeSource
 from tests.session.world import BASE, TIME, claimant
 from tests.store.crash_files import CrashFiles, Disk
@@ -42,7 +42,7 @@ async def test_a_server_that_nobody_can_reach_ends(monkeypatch: pytest.MonkeyPat
         )
 
     monkeypatch.setattr(process._HttpServer, "serve", broken)
-    server = asyncio.create_task(process.serve(new_ip(), 8080, "token", "pod-1", open_session))
+    server = asyncio.create_task(process.serve(new_address(), 8080, "token", "pod-1", open_session))
     ended, _ = await asyncio.wait({server}, timeout=10)
     assert ended
     with pytest.raises(RuntimeError, match="the listener broke"):
@@ -64,14 +64,14 @@ async def test_no_answer_waits_for_the_peer_to_acknowledge_its_head(monkeypatch:
         raise AssertionError("nobody sets the event")
 
     monkeypatch.setattr(process._HttpServer, "serve", accept_one)
-    await asyncio.wait_for(process.serve(new_ip(), 8080, "token", "pod-1", open_session), 10)
+    await asyncio.wait_for(process.serve(new_address(), 8080, "token", "pod-1", open_session), 10)
     assert options == [1]
 
 
 async def test_a_server_that_waits_for_space_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first record finds the storage full: until there is space the status tells, and then it ends."""
     monkeypatch.setattr(space, "RESERVE", 1024)
-    files, ip = CrashFiles(Disk(), full_at=5), new_ip()
+    files, ip = CrashFiles(Disk(), full_at=5), new_address()
 
     async def open_session(begun: Callable[[Journal], None]) -> SessionService:
         await open_store(files, claimant(), TIME, probe_interval=0.01, begun=begun)

@@ -20,7 +20,8 @@ import pytest
 
 from everloop_trainer import exitcodes
 from everloop_trainer.session.identifiers import storage_id
-from tests.server.pod import REPOSITORY, Pod, eventually, new_ip
+from tests.networks import new_address
+from tests.server.pod import REPOSITORY, Pod, eventually
 from tests.server.stub import serving
 from tests.server.wire import Wire, forward_backward_body, texts
 
@@ -77,7 +78,7 @@ def session(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Stopping
 
     def make(attempt: int, uid: str = "", state: str = "Serving", revision: str = "r1", **options: Any) -> StoppingPod:
         pod = StoppingPod(
-            tmp_path / f"pod-{len(pods)}", new_ip(), tiny_model, attempt, uid or f"uid-{attempt}", **options
+            tmp_path / f"pod-{len(pods)}", new_address(), tiny_model, attempt, uid or f"uid-{attempt}", **options
         )
         if pods:
             pod.use_storage_of(pods[0])
@@ -308,7 +309,7 @@ def test_a_gateway_that_still_routes_to_the_zombie(session: Callable[..., Stoppi
     old = session(1, fence_interval="0.2")
     wire = wired(old)
     assert wire.optim_step(2).status_code == 200  # number 1 is missing: this one waits
-    with serving(old, new_ip(), {}) as stub, ThreadPoolExecutor(1) as pool:
+    with serving(old, new_address(), {}) as stub, ThreadPoolExecutor(1) as pool:
         asked = {"request_id": f"{wire.model}:2"}
         sent = threading.Event()
 
