@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -12,9 +11,12 @@ import pytest
 from everloop_operator.api import names
 from tests.chart.conftest import Helm
 from tests.operator.control_plane import ControlPlane, running
+from tests.operator.faults.journeys import JobJourney
 from tests.operator.world import RELEASE, SESSIONS, Api, Operator, World, eventually, free_address, session_body
+from tests.scale.audit import AuditLog, Entry
 
 TEAM, STRANGER = "team-listed", "team-unlisted"
+ACCOUNT = f"system:serviceaccount:{RELEASE}:everloop-operator"
 PATHS = {
     "ServiceAccount": "/api/v1/{}serviceaccounts",
     "ConfigMap": "/api/v1/{}configmaps",
@@ -45,7 +47,7 @@ def path_of(body: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(tmp_path_factory.mktemp("plane")) as plane:
+    with running(tmp_path_factory.mktemp("plane"), audit=True) as plane:
         yield plane
 
 
@@ -60,6 +62,7 @@ def world(plane: ControlPlane, helm: Helm) -> Iterator[World]:
             api.create(f"{path_of(body)}?fieldValidation=Strict", body)
         path = f"{SESSIONS}/{names.TRAINING_SESSION_PLURAL}"
         eventually("the resource is served", lambda: api.request("GET", path).status_code == 200)
+        world.claims()
         yield world
         world.close()
 
@@ -78,9 +81,15 @@ def operator(plane: ControlPlane, world: World) -> Iterator[Operator]:
     assert operator.stop() == 0, log.read_text()[-3000:]
 
 
-def test_a_session_lives_and_recovers_in_a_listed_namespace(world: World, operator: Operator) -> None:
-    """From creation over an eviction to the next attempt and its end, without one refused request."""
-    world.claims()
+def calls_of_the_operator(plane: ControlPlane) -> list[Entry]:
+    """What it has asked the API server for, discovery aside."""
+    return [call for call in AuditLog(plane.audit_log).read(ACCOUNT) if call.resource]
+
+
+def test_a_session_lives_and_recovers_in_a_listed_namespace(
+    plane: ControlPlane, world: World, operator: Operator
+) -> None:
+    """From creation over an eviction and a restart of the operator to its end, without one refused request."""
     world.create_session(pod={"disruptionBudget": True})
     world.run_pod("tuned-a1-0", world.node("a"))
     world.wait_phase(names.PHASE_RUNNING)
@@ -93,13 +102,27 @@ def test_a_session_lives_and_recovers_in_a_listed_namespace(world: World, operat
     world.run_pod("tuned-a2-0", world.node("b"))
     world.wait_phase(names.PHASE_RUNNING)
     assert world.status()["attempt"] == 2
+    assert operator.stop() == 0
+    world.remove_pod("tuned-a2-0")
+    operator.start()
+    world.run_pod("tuned-a3-0", world.node("c"))
+    world.wait_phase(names.PHASE_RUNNING)
     world.api.delete(f"{world.sessions_path}/tuned")
-    problems = [json.loads(line) for line in operator.log.read_text().splitlines() if line.startswith("{")]
-    assert not [line for line in problems if ": 403:" in line.get("problem", "")]
+    assert [str(call) for call in calls_of_the_operator(plane) if call.code == 403] == []
 
 
-def test_other_namespaces_are_not_looked_at(world: World, operator: Operator) -> None:
-    """A session of a namespace that is not listed gets no status, and no pod, while one that is listed does."""
+def test_a_job_runs_in_a_listed_namespace(plane: ControlPlane, world: World, operator: Operator) -> None:
+    """Its API key is written to the release namespace, which is not listed, and goes with the job."""
+    job = JobJourney(world)
+    job.create()
+    job.play(1, world.node("d"))
+    assert len(job.keys()) == 1
+    job.end()
+    assert [str(call) for call in calls_of_the_operator(plane) if call.code == 403] == []
+
+
+def test_other_namespaces_are_not_looked_at(plane: ControlPlane, world: World, operator: Operator) -> None:
+    """A session of a namespace that is not listed gets no status, and no pod, and nobody asks for it."""
     api, strangers = world.api, f"{SESSIONS}/namespaces/{STRANGER}/{names.TRAINING_SESSION_PLURAL}"
     api.create(strangers, session_body("foreign"))
     world.create_session("own")
@@ -108,4 +131,5 @@ def test_other_namespaces_are_not_looked_at(world: World, operator: Operator) ->
     assert foreign
     assert "status" not in foreign
     assert api.items(f"/api/v1/namespaces/{STRANGER}/pods") == []
+    assert {call.namespace for call in calls_of_the_operator(plane)} == {TEAM, RELEASE}
     assert operator.alive()

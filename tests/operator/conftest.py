@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     directory = tmp_path_factory.mktemp("plane")
-    with running(directory, (f"{OPERATOR_TOKEN},everloop-operator,2",)) as plane:
+    with running(directory, (f"{OPERATOR_TOKEN},everloop-operator,2",), audit=True) as plane:
         yield plane
 
 

@@ -47,8 +47,8 @@ NODE_RULES: tuple[Rule, ...] = (
 
 RELEASE_RULES: tuple[Rule, ...] = (
     Rule("", "secrets", ("create",), "the master key, at the first start"),
-    Rule("", "secrets", ("list",), "find the API keys of jobs that are gone; their content is not asked for"),
     Rule("", "secrets", ("get",), "the master key", names=(names.MASTER_KEY_SECRET,)),
-    Rule("", "secrets", ("patch",), "the token of the metrics ports, by apply", names=(names.METRICS_SECRET,)),
+    Rule("", "secrets", ("patch", "delete"), "API keys of jobs and the token of the metrics ports, by apply"),
+    Rule("", "secrets", ("list",), "find the API keys of jobs that are gone; their content is not asked for"),
 )
 """For the operator's own namespace."""

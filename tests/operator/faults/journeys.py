@@ -24,14 +24,16 @@ class Journey:
     name = "tuned"
     secrets: tuple[str, ...] = ("tuned-a2-token",)
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, nodes: tuple[str, str] = ("a", "b")) -> None:
         self.world = world
+        self._nodes = nodes
 
     def run(self) -> None:
         """Through to the second attempt. Raises AssertionError where the operator does not get there."""
         world = self.world
-        world.claims()
-        self.first, self.second = world.node("a"), world.node("b")
+        if not world.api.items(world.path("persistentvolumeclaims")):
+            world.claims()
+        self.first, self.second = (world.node(suffix) for suffix in self._nodes)
         self.create()
         self.play(1, self.first)
         world.set_ready(self.first, "Unknown")
@@ -66,10 +68,10 @@ class Journey:
         """The pods of the lost node are to be deleted, and their secrets."""
         for pod in self.world.pods():
             name = pod["metadata"]["name"]
-            if "-a1" in name:
+            if name.startswith(self.name) and "-a1" in name:
                 eventually(f"deletion of {name}", partial(self.world.deleting, name), PATIENCE_SECONDS)
                 self.world.remove_pod(name)
-        eventually(f"secrets {self.secrets}", lambda: self.found("secrets") == set(self.secrets), PATIENCE_SECONDS)
+        eventually(f"secrets {self.secrets}", lambda: self.own("secrets") == set(self.secrets), PATIENCE_SECONDS)
 
     def found(self, plural: str) -> set[str]:
         """Names of what there is in the namespace."""
@@ -77,6 +79,9 @@ class Journey:
         return {
             item["metadata"]["name"] for item in listed if names.LABEL_MANAGED_BY in item["metadata"].get("labels", {})
         }
+
+    def own(self, plural: str) -> set[str]:
+        return {name for name in self.found(plural) if name.startswith(self.name)}
 
     def judge(self, written: list[Call], unbroken_writes: int) -> None:
         """Raises AssertionError where something is not as after an unbroken run.
@@ -149,6 +154,10 @@ class JobJourney(Journey):
         status = self.job()
         assert (status["attempt"], status["pod"]["node"]) == (2, self.second)
         assert len(self.keys()) == 1
+        self.end()
+
+    def end(self) -> None:
+        """The job is deleted, and its key with it."""
         self.world.api.delete(f"{self.jobs}/{self.name}")
         eventually("the job's key is revoked", lambda: not self.keys(), PATIENCE_SECONDS)
 
