@@ -80,7 +80,11 @@ class Cluster:
         """Whose key is it? Raises Unauthorized."""
         if not key:
             raise Unauthorized("X-API-Key: required")
-        return authenticate(key, self._keys.get(key_id_of(key)), datetime.now(UTC))
+        principal = authenticate(key, self._keys.get(key_id_of(key)), datetime.now(UTC))
+        if self._namespaces and principal.namespace not in self._namespaces:
+            where = f"its namespace {principal.namespace!r}"
+            raise Unauthorized(f"X-API-Key: {where} is none of those that this installation serves")
+        return principal
 
     def owns(self, principal: Principal, session_id: str) -> bool:
         """Was this client session opened with this key?"""
@@ -88,8 +92,6 @@ class Cluster:
 
     async def list_sessions(self, namespace: str) -> list[SessionView]:
         """The TrainingSessions of a namespace as they are now. Raises ApiUnavailable, ApiRefused."""
-        if self._namespaces and namespace not in self._namespaces:
-            return []
         objects, _ = await self._kube.list(_sessions_path(namespace), {})
         return [session_view(resource) for resource in objects]
 
@@ -141,5 +143,4 @@ def _sessions_path(namespace: str | None) -> str:
 
 
 def _secret_text(secret: dict[str, Any], field: str) -> str:
-
     return base64.b64decode((secret.get("data") or {}).get(field, "")).decode("ascii", "replace")

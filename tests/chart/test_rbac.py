@@ -123,8 +123,9 @@ def test_gateway_writes_bindings_and_intents_and_nothing_else(objects: Objects) 
     assert writing(objects, "ClusterRole") == BINDINGS
     assert writing(objects, "Role") == INTENTS
     granted = {right for role in roles(objects) for right in rights(role) if role["metadata"]["name"] == GATEWAY}
-    assert (names.GROUP, names.TRAINING_SESSION_PLURAL, "", "watch") in granted
-    assert ("", "configmaps", names.CATALOGUE_CONFIG_MAP, "watch") in granted
+    assert {name for _, resource, name, verb in granted if (resource, verb) == ("secrets", "get")} == {
+        names.MASTER_KEY_SECRET
+    }
 
 
 def test_gateway_is_held_to_the_annotation_that_wakes(objects: Objects) -> None:

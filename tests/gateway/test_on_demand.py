@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,6 @@ from tests.gateway.world import (
     CATALOGUE,
     CLAIM,
     GATEWAY_USER,
-    RELEASE_NAMESPACE,
     Cluster,
     GatewayProcess,
     Processes,
@@ -57,17 +55,11 @@ def _catalogue(cluster: Cluster, gateway: GatewayProcess) -> Iterator[None]:
         "gateway-sessions",
         [*CREATE_SESSIONS, {"apiGroups": [REVIEWS[0]], "resources": [REVIEWS[1]], "verbs": ["create"]}],
     )
-    path = f"/api/v1/namespaces/{RELEASE_NAMESPACE}/configmaps/{names.CATALOGUE_CONFIG_MAP}"
-
-    def put(entries: list[dict[str, Any]]) -> None:
-        data = {names.CATALOGUE_FIELD: json.dumps(entries)}
-        cluster.api.call("PATCH", path, {"data": data}, "application/merge-patch+json")
-
-    put(ENTRIES)
+    cluster.put_catalogue(ENTRIES)
     with gateway.client(cluster.key(cluster.namespace("team-of-the-catalogue"))) as client:
         wait_for("the catalogue", lambda: ONE in client.get("/get_server_capabilities").text)
     yield
-    put(CATALOGUE)
+    cluster.put_catalogue(CATALOGUE)
 
 
 @pytest.fixture

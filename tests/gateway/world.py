@@ -22,6 +22,7 @@ import httpx
 import yaml
 
 from everloop_operator.api import names, tokens
+from tests.gateway.rules import CLUSTER_RULES, RELEASE_RULES
 from tests.operator.control_plane import ADMIN_TOKEN, ControlPlane
 from tests.prepared import client_python
 
@@ -34,20 +35,7 @@ GATEWAY_TOKEN = "gateway-token"
 GATEWAY_USER = "gateway"
 CLAIM = "journal"
 MASTER = "5f" * tokens.MASTER_KEY_BYTES
-CATALOGUE_NAME = names.CATALOGUE_CONFIG_MAP
 CATALOGUE = [{"name": "org/small", "aliases": ["small"], "tokenizer_id": "org/small-tokenizer"}]
-
-# The rights of the gateway, and no more: the tests run it as a user that has just these.
-CLUSTER_RULES = [
-    {"apiGroups": [names.GROUP], "resources": [names.TRAINING_SESSION_PLURAL], "verbs": ["list", "watch", "patch"]},
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "get"]},
-]
-RELEASE_RULES = [
-    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [CATALOGUE_NAME], "verbs": ["list", "watch"]},
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch", "create", "delete"]},
-]
-
 
 RBAC = "rbac.authorization.k8s.io"
 
@@ -135,9 +123,9 @@ class Api:
     def exists(self, path: str) -> bool:
         return self._http.get(path).status_code == 200
 
-    def allowed(self, user: str, group: str, resource: str, namespace: str) -> bool:
-        """May this user create such objects there, as the API server sees it now?"""
-        attributes = {"namespace": namespace, "verb": "create", "group": group, "resource": resource}
+    def allowed(self, user: str, group: str, resource: str, namespace: str, verb: str = "create") -> bool:
+        """May this user do that to such objects there, as the API server sees it now?"""
+        attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": resource}
         review = {"spec": {"user": user, "resourceAttributes": attributes}}
         answer = self.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
         return bool(answer["status"]["allowed"])
@@ -156,8 +144,8 @@ class Cluster:
         self.grant(GATEWAY_USER, "", "gateway", CLUSTER_RULES)
         self.grant(GATEWAY_USER, RELEASE_NAMESPACE, "gateway", RELEASE_RULES)
         self.release_object("secrets", names.MASTER_KEY_SECRET, stringData={names.MASTER_KEY_FIELD: MASTER})
-        catalogue = {names.CATALOGUE_FIELD: json.dumps(CATALOGUE)}
-        self.release_object("configmaps", names.CATALOGUE_CONFIG_MAP, data=catalogue)
+        self.release_object("configmaps", names.CATALOGUE_CONFIG_MAP)
+        self.put_catalogue(CATALOGUE)
         wait_for("the CRD", lambda: self.api.exists(f"/apis/{names.API_VERSION}/{names.TRAINING_SESSION_PLURAL}"))
 
     def grant(self, user: str, namespace: str, name: str, rules: list[dict[str, Any]]) -> None:
@@ -198,6 +186,12 @@ class Cluster:
     def release_object(self, plural: str, name: str, **content: Any) -> None:
         path = f"/api/v1/namespaces/{RELEASE_NAMESPACE}/{plural}"
         self.api.call("POST", path, {"metadata": {"name": name}, **content})
+
+    def put_catalogue(self, entries: list[dict[str, Any]]) -> None:
+        """These are its entries from now on."""
+        path = f"/api/v1/namespaces/{RELEASE_NAMESPACE}/configmaps/{names.CATALOGUE_CONFIG_MAP}"
+        body = {"data": {names.CATALOGUE_FIELD: json.dumps(entries)}}
+        self.api.call("PATCH", path, body, "application/merge-patch+json")
 
     def tenant(self, session: str = "small", base_model: str = "org/small") -> Tenant:
         """A namespace of its own with one TrainingSession."""
@@ -395,14 +389,16 @@ class GatewayProcess:
     def __init__(
         self, processes: Processes, cluster: Cluster, ip: str, log_level: str = "DEBUG", **environment: str
     ) -> None:
+        """`environment` is added to what the chart sets, or replaces it."""
         self.url = f"http://{ip}:{names.GATEWAY_PORT}"
         self.log = cluster.directory / f"gateway-{ip}.log"
-        environment |= {
+        environment = {
             **python_environment(),
             "POD_IP": ip,
             "EVERLOOP_RELEASE_NAMESPACE": RELEASE_NAMESPACE,
             "EVERLOOP_LOG_LEVEL": log_level,
             "KUBECONFIG": str(cluster.kubeconfig),
+            **environment,
         }
         self._start: Callable[[], subprocess.Popen[Any]] = lambda: processes.start(
             [sys.executable, "-W", "error", "-m", "everloop_gateway"], environment, self.log
