@@ -96,7 +96,7 @@ class App:
             Route(f"{PREFIX}/training_runs/{{run_id}}", self._of_run(self._listings.run)),
             Route(f"{PREFIX}/training_runs/{{run_id}}/checkpoints", self._of_run(self._listings.run_checkpoints)),
             Route(f"{PREFIX}/checkpoints", self._page(self._listings.checkpoints)),
-            *(Route(f"{PREFIX}/{name}", self._held(*how), methods=["POST"]) for name, how in held.items()),
+            *(self._held(f"{PREFIX}/{name}", *how) for name, how in held.items()),
             Route(f"{PREFIX}/{{rest:path}}", self.not_served, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
 
@@ -203,19 +203,19 @@ class App:
 
         return endpoint
 
-    def _held(self, kind: Kind, work: Work, content_type: str) -> Endpoint:
+    def _held(self, path: str, kind: Kind, work: Work, content_type: str) -> Route:
         async def endpoint(request: Request) -> HeldResponse:
             principal = await self._principal(request)
             incoming = Incoming(
                 principal=principal,
-                path=request.url.path,
+                path=path,  # of the route: what a client wrote is never asked of a pod
                 body=await _read_body(request),
                 content_type=_content_type(request, content_type),
                 accept=wire.PROTOBUF if wire.PROTOBUF in request.headers.get("accept", "") else wire.JSON,
             )
             return HeldResponse(kind, _refusing(lambda progress: work(incoming, progress)), self._draining)
 
-        return endpoint
+        return Route(path, endpoint, methods=["POST"])
 
     async def _principal(self, request: Request) -> Principal:
         if not await pause(self._cluster.ready, SYNC_SECONDS):
