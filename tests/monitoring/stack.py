@@ -77,6 +77,7 @@ def started(directory: Path) -> Iterator[Stack]:
         processes.start([sys.executable, "-m", "everloop_gateway"], environment, directory / "gateway.log")
         world = World(api, "team-seen", 9)
         stack.callback(world.close)
+        world.claims()
         client = httpx.Client(base_url=f"http://{addresses[2]}:9090", trust_env=False, timeout=30.0)
         stack.callback(client.close)
         seen = Stack(world, f"http://{addresses[1]}:{names.GATEWAY_PORT}", client)

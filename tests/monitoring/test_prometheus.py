@@ -13,8 +13,13 @@ import pytest
 from monitoring.alerts import ALERTS
 from monitoring.panels import INTERVAL, ROWS, Query
 from tests.monitoring.stack import RULE, Stack, started
+from tests.networks import new_address
 from tests.operator.world import eventually, stamp
+from tests.server import tinymodel
+from tests.server.pod import Pod
+from tests.server.wire import Wire, texts
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 PANELS = {panel.title: panel for row in ROWS for panel in row.panels}
 MOVED: tuple[tuple[str, int, dict[str, str]], ...] = (
     ("Goodput", 0, {}),
@@ -66,7 +71,6 @@ def risen(stack: Stack, title: str, number: int, labels: dict[str, str]) -> bool
 def test_panels_move_when_a_session_leaves_an_ill_node(stack: Stack) -> None:
     """Every query is answered; those that tell of the recovery rise by it, and no other panel is left empty."""
     world = stack.world
-    world.claims()
     first, second = world.node("a"), world.node("b")
     world.create_session(workers={"resources": {"limits": {"nvidia.com/gpu": 2}}})
     world.run_pod("tuned-a1-0", first, lastSnapshotTime=stamp(), work=work(7, "5", "0"))
@@ -94,6 +98,56 @@ def test_panels_move_when_a_session_leaves_an_ill_node(stack: Stack) -> None:
     eventually("the GPUs", lambda: 1.5 < ask(stack, "GPUs held", 0, {"namespace": world.namespace}) < 4.5, 60)
 
 
+def asked_of_trainers(told: set[str]) -> dict[str, set[str]]:
+    """Of these metrics those that the dashboard or an alert asks for -> the labels by which they are summed up."""
+    expressions = [query.expression for panel in PANELS.values() for query in panel.queries]
+    asked: dict[str, set[str]] = {}
+    for expression in (*expressions, *(alert.expression for alert in ALERTS)):
+        labels = {label.strip() for by in re.findall(r"by \(([^)]*)\)", expression) for label in by.split(",")}
+        for name in told.intersection(re.findall(r"everloop_\w+", expression)):
+            asked.setdefault(name, set()).update(labels)
+    return asked
+
+
+@pytest.mark.slow
+def test_a_real_trainer_tells_all_that_is_asked_of_trainers(stack: Stack, tmp_path: Path) -> None:
+    """Processes of the session pod, read by operator and Prometheus: each metric of the page, with its labels."""
+    world, name = stack.world, "real-a1-0"
+    tinymodel.write_tiny_model(tmp_path / "model")
+    model = {"name": tinymodel.NAME, "source": {"claim": {"claimName": "models", "path": "tiny"}}}
+    world.create_session("real", baseModel=model, workers={"resources": {"limits": {"nvidia.com/gpu": 1}}})
+    pod = world.bind_pod(name, world.node("real"))
+    token = world.token(pod)
+    trainer = Pod(tmp_path / "pod", new_address(), tmp_path / "model", uid=pod["metadata"]["uid"], token=token)
+    trainer.start()
+    try:
+        trainer.wait_until("Serving")
+        world.pod_runs(name, trainer.ip)
+        world.wait_phase("Running", "real")
+        wire = Wire(trainer)
+        wire.created()
+        requests = [wire.forward_backward(1, texts(1, 1, 5)).json(), wire.optim_step(2).json()]
+        for request in requests:
+            assert wire.retrieve(request["request_id"]).status_code == 200
+        wire.client.post("/snapshot", json={"id": "told"})
+        wire.client.close()
+        told = set(re.findall(r"^\| `(everloop_\w+)` \| namespace, session, pod", PAGE.read_text(), re.MULTILINE))
+        asked = asked_of_trainers(told)
+        assert asked.keys() >= {"everloop_gpu_useful_seconds_total", "everloop_storage_failing"}
+        labels = {"namespace": world.namespace, "session": "real", "pod": name}
+        for metric in told:
+            eventually(f"{metric} of the trainer", lambda: stack.values(metric, labels), 30)  # noqa: B023
+        shown = stack.ask("query", query=f'{{__name__=~"everloop_.*", pod="{name}"}}')["result"]
+        for series in shown:
+            missing = asked.get(series["metric"]["__name__"], set()) - series["metric"].keys()
+            assert not missing, series
+        ended = {"kind": "optim_step", "outcome": "succeeded"}
+        eventually("its step", lambda: stack.values("everloop_operations_total", {**labels, **ended}) == [1])
+        eventually("its use", lambda: stack.values("everloop_gpu_useful_seconds_total", labels)[0] > 0)
+    finally:
+        trainer.end()
+
+
 @pytest.mark.slow
 def test_alerts_are_loaded_and_ask_for_metrics_that_there_are(stack: Stack) -> None:
     """Prometheus evaluates each without an error; an installation that is well fires none."""
@@ -116,5 +170,5 @@ def test_alerts_are_loaded_and_ask_for_metrics_that_there_are(stack: Stack) -> N
 
 def test_every_alert_has_its_runbook() -> None:
     """And there is no runbook without its alert."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "runbooks.md").read_text()
+    page = PAGE.with_name("runbooks.md").read_text()
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [alert.name for alert in ALERTS]
