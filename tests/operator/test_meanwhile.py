@@ -18,7 +18,7 @@ from everloop_operator.loop.execute import Executor
 from everloop_operator.loop.lateness import Lateness
 from everloop_operator.loop.observe import Observer
 from everloop_operator.loop.poller import Poller
-from everloop_operator.loop.ports import Body, ClusterError, Conflict, Key, Unanswered
+from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Key, Refused, Unanswered
 from everloop_operator.loop.session_pass import SessionPass
 from everloop_operator.loop.statuses import StatusWriter
 from everloop_operator.loop.work_queue import WorkQueue
@@ -194,6 +194,35 @@ async def test_a_deletion_that_gives_up_is_told_of() -> None:
         await until(lambda: bool(cluster.events))
     assert cluster.written == ["finalizers ['other/one']"]
     assert [event.reason for event in cluster.events] == [names.EVENT_COPIES_MISSING]
+
+
+class Frugal(Guarded):
+    """A quota is used up: no claim can be made, and there is none."""
+
+    asked = 0
+
+    async def claim(self, namespace: str, name: str) -> Body:
+        if name == "models":
+            return await super().claim(namespace, name)
+        raise Absent(name)
+
+    async def create_claim(self, body: Body) -> None:
+        self.asked += 1
+        raise Refused("exceeded quota: storage")
+
+
+async def test_a_claim_that_is_refused_is_told_of_and_not_asked_for_again_at_once() -> None:
+    """A quota may be raised, but not within milliseconds: the status says why, and nobody spins."""
+    cluster = Frugal()
+    storage = {"journal": {"claimTemplate": {"size": "1Gi"}}}
+    cluster.add(session_body(KEY.name, storage=storage))
+    async with running(cluster) as operator:
+        await until(lambda: "exceeded quota" in str(operator.status))
+        asked = cluster.asked
+        await asyncio.sleep(0.1)
+        assert (cluster.asked, operator.queue.depth()) == (asked, 0)
+        assert asked <= 3
+    assert (cluster.made, operator.status["phase"]) == ([], names.PHASE_FAILED)
 
 
 async def test_an_object_that_breaks_its_pass_delays_no_other() -> None:

@@ -48,7 +48,8 @@ class Executor:
     async def execute(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
         """Acts. Returns seconds after which a status write that was put off is due, or None.
 
-        A refused pod ends the pass: the refusal is remembered for the next observation, which is due at once.
+        A refused child ends the pass: the refusal is remembered for the next observation, which is due at once if a pod
+        was to be made, because the status that was to be is another one then.
 
         Raises:
             ClusterError: a request failed; nothing after it was done.
@@ -71,7 +72,11 @@ class Executor:
                 observed.session.generation,
                 forbidden=isinstance(error, Forbidden),
             )
-            return 0.0
+            if plan.create_pod is not None:
+                return 0.0
+            # No pod was to be made: the next pass would ask for the same again.
+            await self._status(key, body, observed, plan)
+            return self._refusals[key].patience_seconds
         for deletion in plan.delete_pods:
             await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)
         await self._remove_tokens(key, observed, plan)
