@@ -101,7 +101,7 @@ def test_restore_and_replay_equal_the_unbroken_run(tiny_spare: Path, tmp_path: P
         operations += [("forward_backward", _body(index), {"forward_only": False}), ("optim_step", b"", ADAM)]
 
     def run(engine: Engine, first: int, last: int) -> list[bytes]:
-        answers = []
+        answers: list[tuple[int, bytes]] = []
         for seq in range(first, last + 1):
             op, body, fields = operations[seq - 1]
             answers.append(engine.call(op, body, model="m", seq=seq, **fields)[1])
@@ -362,3 +362,21 @@ def test_killed_engine_is_reaped_and_logged(tiny_spare: Path, number: signal.Sig
     wait_until(lambda: line in (tiny_spare.parent / "spare.log").read_text())
     with Engine(tiny_spare) as other:
         other.call("init", model="m", **LORA)
+
+
+def test_samples_are_under_way_beside_other_operations(tiny_spare: Path) -> None:
+    """A short sample, and an operation that came after both, are answered before a long one; bits are as if alone."""
+    long, short = {**SAMPLE, "prompt": [1, 2], "max_tokens": 400, "stop": []}, {**SAMPLE, "prompt": [3], "stop": []}
+    with Engine(tiny_spare) as engine:
+        alone = [engine.call("sample", **fields)[1] for fields in (long, short)]
+        engine.call("init", model="m", **LORA)
+        numbers = [engine.send("sample", **fields) for fields in (long, short)]
+        numbers.append(engine.send("forward_backward", request(datum([1, 2, 3])), model="m", seq=1, forward_only=False))
+        answers: list[tuple[int, bytes]] = []
+        while len(answers) < 3:
+            header, body = framing.receive(engine.socket)
+            if "event" not in header:
+                assert header["ok"], header
+                answers.append((header["id"], body))
+    assert answers[-1] == (numbers[0], alone[0])
+    assert (numbers[1], alone[1]) in answers

@@ -14,19 +14,37 @@ import torch
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.choosing import choose, uniform
 from everloop_trainer.engine.errors import ContentError
-from everloop_trainer.engine.sampling import SampleRequest, StopRule, sample, stop_rule
+from everloop_trainer.engine.lora import Adapter, LoraSpec
+from everloop_trainer.engine.requests import SampleRequest, StopRule, stop_rule
+from everloop_trainer.engine.sampling import Sampler
 from everloop_trainer.tinker_proto import tinker_public
 from tests.engine.models import EOS
-from tests.engine.reference import plain_model
+from tests.engine.reference import merged_logits, plain_model, randomise
 
 PROMPT = (10, 20, 30, 40)
 REQUEST = SampleRequest(PROMPT, 1, 12, 1.0, 1.0, -1, 3, ())
 Sequences = list[tuple[list[int], list[float], str]]
 
 
-def _sample(base: BaseModel, request: SampleRequest) -> Sequences:
-    base.use(None)
-    response = tinker_public.SampleResponse.FromString(sample(base, request))
+def _answers(base: BaseModel, *requests: tuple[SampleRequest, Adapter | None]) -> dict[int, Sequences]:
+    """What a sampler makes of requests that it has from the start, by their place among them."""
+    sampler = Sampler(base)
+    for key, (request, adapter) in enumerate(requests):
+        sampler.add(key, request, adapter)
+    return _finish(sampler)
+
+
+def _finish(sampler: Sampler) -> dict[int, Sequences]:
+    found = {}
+    while sampler.busy:
+        for key, answer in sampler.step():
+            assert isinstance(answer, bytes), answer
+            found[key] = _read(answer)
+    return found
+
+
+def _read(answer: bytes) -> Sequences:
+    response = tinker_public.SampleResponse.FromString(answer)
     return [
         (
             np.frombuffer(sequence.tokens, np.int32).tolist(),
@@ -35,6 +53,10 @@ def _sample(base: BaseModel, request: SampleRequest) -> Sequences:
         )
         for sequence in response.sequences
     ]
+
+
+def _sample(base: BaseModel, request: SampleRequest) -> Sequences:
+    return _answers(base, (request, None))[0]
 
 
 def test_greedy_equals_generate(tiny_base: BaseModel, tiny_model: Path) -> None:
@@ -60,7 +82,7 @@ def test_logprobs_are_those_of_the_model(tiny_base: BaseModel, tiny_model: Path)
         np.testing.assert_allclose(logprobs, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("company", [2, 3, 9, 32, 40])
+@pytest.mark.parametrize("company", [2, 3, 9, 64, 70])
 @pytest.mark.parametrize("length", [1, 4, 250, 300])
 def test_a_sample_does_not_depend_on_its_company(tiny_base: BaseModel, company: int, length: int) -> None:
     """The same bits alone and among others, more than are decoded side by side too; each sample differs."""
@@ -75,7 +97,7 @@ def test_a_sample_does_not_depend_on_its_company(tiny_base: BaseModel, company: 
 
 def test_samples_that_end_leave_the_others_as_they_are(tiny_base: BaseModel) -> None:
     """Stopping some of twelve early changes no token of the rest, nor of those that wait for their places."""
-    request = replace(REQUEST, temperature=4.0, num_samples=36)
+    request = replace(REQUEST, temperature=4.0, num_samples=70)
     whole = _sample(tiny_base, request)
     stops = tuple({tokens[position] for tokens, _, _ in whole[:6] for position in (3, 7)})
     cut = _sample(tiny_base, replace(request, stop=stops))
@@ -84,6 +106,90 @@ def test_samples_that_end_leave_the_others_as_they_are(tiny_base: BaseModel) -> 
         end = next((index + 1 for index, token in enumerate(tokens) if token in stops), len(tokens))
         assert (shorter, fewer) == (tokens[:end], logprobs[:end])
         assert (reason == "STOP_REASON_STOP") == (tokens[end - 1] in stops)
+
+
+def _adapter(base: BaseModel, rank: int, unembed: bool = True) -> Adapter:
+    adapter = Adapter(LoraSpec(rank, rank, train_mlp=True, train_attn=unembed, train_unembed=unembed), base.targets)
+    adapter.initialise()
+    randomise(adapter, rank)
+    return adapter
+
+
+def test_requests_for_different_adapters_are_as_if_alone(tiny_base: BaseModel) -> None:
+    """Whoever shares a step, whoever comes and goes meanwhile: each has the bits that it has alone."""
+    adapters = [None, _adapter(tiny_base, 1), _adapter(tiny_base, 4), _adapter(tiny_base, 16, unembed=False)]
+    generator = np.random.default_rng(1)
+    requests = [
+        (
+            replace(
+                REQUEST,
+                prompt=generator.integers(0, 256, 1 + 13 * (number % 7)).tolist(),
+                num_samples=1 + number % 3,
+                max_tokens=2 + number % 11,
+                temperature=3.0,
+                seed=number,
+            ),
+            adapters[number % 4],
+        )
+        for number in range(24)
+    ]
+    alone = {key: _answers(tiny_base, request)[0] for key, request in enumerate(requests)}
+    assert len({repr(answer) for answer in alone.values()}) == len(requests)
+    assert _answers(tiny_base, *requests) == alone
+
+    sampler, late = Sampler(tiny_base), list(enumerate(requests))
+    found: dict[int, Sequences] = {}
+    while late or sampler.busy:
+        for key, (request, adapter) in [late.pop(0) for _ in range(min(len(late), int(generator.integers(0, 3))))]:
+            sampler.add(key, request, adapter)
+        found |= {key: _read(answer) for key, answer in sampler.step() if isinstance(answer, bytes)}
+    assert found == alone
+
+
+def test_an_adapter_is_what_a_plain_model_with_it_is(tiny_base: BaseModel, tiny_model: Path) -> None:
+    """Log-probabilities in mixed company are those of W + (32 / rank) B A."""
+    adapters = [_adapter(tiny_base, 2), _adapter(tiny_base, 8)]
+    answers = _answers(tiny_base, *((replace(REQUEST, seed=index), each) for index, each in enumerate(adapters)))
+    for index, adapter in enumerate(adapters):
+        ((tokens, logprobs, _),) = answers[index]
+        whole = torch.tensor([*PROMPT, *tokens])
+        logits = merged_logits(plain_model(tiny_model), adapter, adapter.factors, whole)[3:-1]
+        expected = torch.log_softmax(logits, -1)[torch.arange(12), torch.tensor(tokens)].detach()
+        np.testing.assert_allclose(logprobs, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_have_diverged_fail_their_own_requests_only(tiny_base: BaseModel) -> None:
+    """In the prefill and later; those beside them go on as they were."""
+    broken = _adapter(tiny_base, 4)
+    broken.flat.fill_(float("nan"))
+    later = _adapter(tiny_base, 4)
+    sampler = Sampler(tiny_base)
+    for key, adapter in enumerate((None, broken, later, None)):
+        sampler.add(key, replace(REQUEST, num_samples=2), adapter)
+    (refused,) = sampler.step()
+    assert refused[0] == 1
+    assert "not finite" in str(refused[1])
+    later.flat.fill_(float("nan"))
+    failed, found = {}, {}
+    while sampler.busy:
+        for key, answer in sampler.step():
+            if isinstance(answer, ContentError):
+                failed[key] = str(answer)
+            else:
+                found[key] = _read(answer)
+    assert failed.keys() == {2}
+    assert "not finite" in failed[2]
+    assert found == {key: _sample(tiny_base, replace(REQUEST, num_samples=2)) for key in (0, 3)}
+
+
+def test_the_youngest_gives_way(tiny_base: BaseModel) -> None:
+    """Whoever is let go for want of memory is the one that came last of those under way."""
+    sampler = Sampler(tiny_base)
+    for key in range(3):
+        sampler.add(key, REQUEST, None)
+    sampler.step()
+    assert sampler.give_way() == 2
+    assert _finish(sampler) == {key: _sample(tiny_base, REQUEST) for key in (0, 1)}
 
 
 def test_end_of_text(tiny_base: BaseModel) -> None:
@@ -149,7 +255,7 @@ def test_max_tokens_absent_fills_the_context(tiny_base: BaseModel) -> None:
 def test_refusals(tiny_base: BaseModel, changes: dict[str, object], message: str) -> None:
     """Bad sampling parameters are refused by name, with the numbers."""
     with pytest.raises(ContentError, match=message):
-        sample(tiny_base, replace(REQUEST, **changes))  # type: ignore[arg-type]
+        Sampler(tiny_base).add(0, replace(REQUEST, **changes), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,10 @@ class BaseModel:
             layer.training = recompute
         return self._decoder(input_ids=tokens, cache=cache, use_cache=cache is not None).last_hidden_state
 
-    def decode(self, rows: Sequence[Row]) -> torch.Tensor:
+    def decode(self, rows: Sequence[Row], adapters: Sequence[Adapter | None]) -> torch.Tensor:
         """Put the last token of each row through the model and return float32 logits (rows, vocab_size) after it.
+
+        Each row has an adapter of its own, or None.
 
         The batch is filled up to a multiple of 8: the bits of a row in a linear layer are the same for all of these.
         """
@@ -77,10 +79,12 @@ class BaseModel:
         filling = [0] * (-len(rows) % ROWS)
         tokens = torch.tensor([*(row.last for row in rows), *filling])[:, None]
         positions = torch.tensor([*(row.length for row in rows), *filling])[:, None]
-        found = self._decoder(input_ids=tokens, position_ids=positions, use_cache=False, rows=rows)
+        with self._slot.mixed([*adapters, *[None] * len(filling)]):
+            found = self._decoder(input_ids=tokens, position_ids=positions, use_cache=False, rows=rows)
+            logits = self.logits(found.last_hidden_state[:, 0])[: len(rows)]
         for row in rows:
             row.length += 1
-        return self.logits(found.last_hidden_state[:, 0])[: len(rows)]
+        return logits
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits (n, vocab_size) of hidden states (n, hidden)."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -152,6 +153,14 @@ class Adapter:
         for a, b in self.factors.values():
             a.grad = b.grad = None
 
+    def term(self, name: str, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return what a module of this name adds for its input (..., in_features); None if it is not trained."""
+        if name not in self.factors:
+            return None
+        a, b = self.factors[name]
+        low = functional.linear(values.to(a.dtype), a) * self.scale
+        return functional.linear(low, b).to(dtype)
+
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         return [flat[entry.start : entry.stop].view(entry.shape).detach() for entry in self.entries]
 
@@ -161,16 +170,35 @@ class AdapterSlot:
 
     def __init__(self, model: nn.Module, targets: Sequence[Target]) -> None:
         self.active: Adapter | None = None
+        self._mixed: list[tuple[Adapter, torch.Tensor]] | None = None
         for target in targets:
             model.get_submodule(target.name).register_forward_hook(self._hook(target.name))
 
+    @contextmanager
+    def mixed(self, adapters: Sequence[Adapter | None]) -> Iterator[None]:
+        """Let each row of the batch have an adapter of its own, instead of `active`.
+
+        A term is computed for all rows and kept for its own: a row's bits must not depend on how many share it.
+        """
+        different = {id(adapter): adapter for adapter in adapters if adapter is not None}
+        self._mixed = [
+            (adapter, torch.tensor([each is adapter for each in adapters])) for adapter in different.values()
+        ]
+        try:
+            yield
+        finally:
+            self._mixed = None
+
     def _hook(self, name: str) -> Callable[[nn.Module, Any, torch.Tensor], torch.Tensor | None]:
         def add_term(_module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
-            if self.active is None or name not in self.active.factors:
-                return None
-            a, b = self.active.factors[name]
-            low = functional.linear(inputs[0].to(a.dtype), a) * self.active.scale
-            return output + functional.linear(low, b).to(output.dtype)
+            if self._mixed is None:
+                term = None if self.active is None else self.active.term(name, inputs[0], output.dtype)
+                return None if term is None else output + term
+            for adapter, own in self._mixed:
+                term = adapter.term(name, inputs[0], output.dtype)
+                if term is not None:
+                    output = torch.where(own.view(-1, *[1] * (output.ndim - 1)), output + term, output)
+            return output
 
         return add_term
 

@@ -1,4 +1,4 @@
-"""Sampling: one prefill of a prompt, then its samples side by side, a token of each a step.
+"""Sampling: many requests for several adapters at a time, a token of each sample a step (Yu et al., 2022, Orca).
 
 What a sample is does not depend on its company: its random numbers are a function of (seed, index of the sample,
 position), its attention of its own keys and values (attention.py), and linear layers run on a multiple of 8 rows, for
@@ -10,7 +10,7 @@ top_p): what `forward` reports for the same tokens, so that importance ratios ag
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,167 +23,173 @@ from everloop_trainer.engine.attention import Row
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.choosing import choose, log_sum_exp, uniform
 from everloop_trainer.engine.errors import ContentError
+from everloop_trainer.engine.lora import Adapter
+from everloop_trainer.engine.requests import SampleRequest, StopRule, stop_rule
 from everloop_trainer.tinker_proto import tinker_public
 
-MOST_ROWS = 32
+MOST_ROWS = 64
 """Samples that are decoded side by side; the others wait for a place."""
 _TAIL_TOKENS = 4
 """So many tokens more than a stop string has bytes are looked at: a token is at least one byte of text."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """What to sample.
-
-    Attributes:
-        prompt: token ids.
-        num_samples: completions wanted.
-        max_tokens: most tokens of one completion; None: up to the context limit.
-        temperature: 0 is greedy.
-        top_p: nucleus, 1 is off.
-        top_k: -1 is off.
-        seed: 64 bits.
-        stop: None: at EOS. Strings: at any of them, or EOS. Token ids: at these and nothing else; an empty list never
-            stops. Whatever stops a completion is part of it.
-    """
-
-    prompt: Sequence[int]
-    num_samples: int
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stop: str | Sequence[str] | Sequence[int] | None
-
-    def check(self, base: BaseModel) -> int:
-        """Return the most tokens one completion may have; raise ContentError naming the field that is wrong."""
-        if not self.prompt:
-            raise ContentError("prompt: must hold at least one token")
-        for index, token in enumerate(self.prompt):
-            if not 0 <= token < base.vocab_size:
-                raise ContentError(
-                    f"prompt[{index}]: token id {token} is outside the vocabulary (0 to {base.vocab_size - 1})"
-                )
-        if self.num_samples < 1:
-            raise ContentError(f"num_samples: must be at least 1, got {self.num_samples}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ContentError(f"sampling_params.max_tokens: must be at least 1, got {self.max_tokens}")
-        length = len(self.prompt)
-        wanted = self.max_tokens if self.max_tokens is not None else max(base.max_sequence_length - length, 1)
-        if length + wanted > base.max_sequence_length:
-            raise ContentError(
-                f"prompt: prompt length ({length}) + max_tokens ({wanted}) exceeds the context window"
-                f" ({base.max_sequence_length} tokens)"
-            )
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ContentError(f"sampling_params.temperature: must be finite and not negative, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ContentError(f"sampling_params.top_p: must be above 0 and at most 1, got {self.top_p}")
-        if self.top_k != -1 and self.top_k < 1:
-            raise ContentError(f"sampling_params.top_k: must be -1 or at least 1, got {self.top_k}")
-        return wanted
-
-
-@dataclass(frozen=True, slots=True)
-class StopRule:
-    """When a completion ends: at one of `ids`, or once its text holds one of `texts`."""
-
-    ids: frozenset[int]
-    texts: tuple[str, ...]
-
-
-def stop_rule(stop: str | Sequence[str] | Sequence[int] | None, eos_ids: frozenset[int]) -> StopRule:
-    """Read the SDK's `stop`. Raises ContentError if it is neither None, text, texts nor token ids."""
-    if stop is None:
-        return StopRule(eos_ids, ())
-    values = [stop] if isinstance(stop, str) else list(stop)
-    texts = tuple(value for value in values if isinstance(value, str))
-    ids = frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))
-    if len(texts) == len(values) and values:
-        if not all(texts):
-            raise ContentError("sampling_params.stop: a stop string must not be empty")
-        return StopRule(eos_ids, texts)
-    if texts or any(not isinstance(value, int) or isinstance(value, bool) for value in values):
-        raise ContentError("sampling_params.stop: must be a string, a list of strings, or a list of token ids")
-    return StopRule(ids, ())
-
-
 @dataclass(slots=True)
 class _Completion:
-    index: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
 
 
-@torch.no_grad()
-def sample(base: BaseModel, request: SampleRequest) -> bytes:
-    """Sample from whichever adapter is in use and return a serialised SampleResponse.
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One request. `prefilled`: what its samples begin with, until the last one has a place."""
 
-    Raises ContentError for bad content, or if the model's logits are not finite.
-    """
-    limit = request.check(base)
-    rule = stop_rule(request.stop, base.eos_ids)
-    cache = DynamicCache()
-    hidden = base.hidden(torch.tensor([list(request.prompt)], dtype=torch.int64), cache)
-    first = _finite(base.logits(hidden[0, -1:]))[0]
-    completions = [_Completion(index) for index in range(request.num_samples)]
-    waiting = completions[::-1]
-    running: list[tuple[_Completion, Row]] = []
-    while waiting or running:
-        while waiting and len(running) < MOST_ROWS:
-            completion = waiting.pop()
-            if _go_on(base, request, completion, first, rule, limit):
-                running.append((completion, Row(cache, completion.tokens[-1])))
-        if running:
-            logits = _finite(base.decode([row for _, row in running]))
-            running = [
-                (completion, row)
-                for (completion, row), values in zip(running, logits, strict=True)
-                if _go_on(base, request, completion, values, rule, limit, row)
-            ]
-    response = tinker_public.SampleResponse()
-    for completion in completions:
-        response.sequences.add(
-            stop_reason=tinker_public.STOP_REASON_STOP if completion.stopped else tinker_public.STOP_REASON_LENGTH,
-            tokens=np.asarray(completion.tokens, np.int32).tobytes(),
-            logprobs=np.asarray(completion.logprobs, np.float32).tobytes(),
-        )
-    return bytes(response.SerializeToString(deterministic=True))
+    key: int
+    request: SampleRequest
+    adapter: Adapter | None
+    rule: StopRule
+    limit: int
+    completions: list[_Completion]
+    begun: int = 0
+    ended: int = 0
+    prefilled: tuple[DynamicCache, NDArray[np.float64]] | None = None
 
 
-def _go_on(
-    base: BaseModel,
-    request: SampleRequest,
-    completion: _Completion,
-    logits: NDArray[np.float64],
-    rule: StopRule,
-    limit: int,
-    row: Row | None = None,
-) -> bool:
-    """Add the next token to a completion, and to its row, and say whether more are to come."""
-    number = uniform(request.seed, completion.index, len(completion.tokens))
-    token = choose(logits, request.temperature, request.top_k, request.top_p, number)
-    completion.tokens.append(token)
-    completion.logprobs.append(float(logits[token] - log_sum_exp(logits)))
-    completion.stopped = token in rule.ids or _holds(base, completion.tokens, rule.texts)
-    if row is not None:
-        row.last = token
-    return not completion.stopped and len(completion.tokens) < limit
+@dataclass(slots=True)
+class _Place:
+    job: _Job
+    index: int
+    row: Row
+
+
+Answer = tuple[int, bytes | ContentError]
+
+
+class Sampler:
+    """Requests under way. `add` takes one, and each `step` gives every sample that has a place one more token."""
+
+    def __init__(self, base: BaseModel) -> None:
+        self._base = base
+        self._waiting: deque[_Job] = deque()
+        self._places: list[_Place] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._waiting or self._places)
+
+    def add(self, key: int, request: SampleRequest, adapter: Adapter | None) -> None:
+        """Take a request, whose answer will have this key. Raises ContentError for bad content."""
+        limit = request.check(self._base)
+        rule = stop_rule(request.stop, self._base.eos_ids)
+        completions = [_Completion() for _ in range(request.num_samples)]
+        self._waiting.append(_Job(key, request, adapter, rule, limit, completions))
+
+    def give_way(self) -> int:
+        """Let go of the youngest of those under way, for want of memory, and return its key."""
+        job = self._waiting[0] if self._waiting and len(self._places) < MOST_ROWS else self._places[-1].job
+        self._let_go(job)
+        return job.key
+
+    @torch.no_grad()
+    def step(self) -> list[Answer]:
+        """Do one step and return what has ended: a serialised SampleResponse, or why there is none."""
+        answers = self._fill_places()
+        if self._places:
+            logits = self._base.decode(
+                [place.row for place in self._places], [each.job.adapter for each in self._places]
+            )
+            places, self._places = self._places, []
+            failed: list[_Job] = []
+            for place, values in zip(places, logits, strict=True):
+                if place.job in failed:
+                    continue
+                try:
+                    token = self._go_on(place.job, place.index, _finite(values))
+                except ContentError as error:
+                    failed.append(place.job)
+                    answers.append((place.job.key, error))
+                    continue
+                if token is None:
+                    answers += self._end(place.job)
+                else:
+                    place.row.last = token
+                    self._places.append(place)
+            for job in failed:
+                self._let_go(job)
+        return answers
+
+    def _fill_places(self) -> list[Answer]:
+        """Begin samples in the order in which they came, as far as there are places."""
+        answers: list[Answer] = []
+        while self._waiting and len(self._places) < MOST_ROWS:
+            job = self._waiting[0]
+            try:
+                if job.prefilled is None:
+                    job.prefilled = self._prefill(job)
+                cache, logits = job.prefilled
+                token = self._go_on(job, job.begun, logits)
+            except ContentError as error:
+                answers.append((job.key, error))
+                self._let_go(job)
+                continue
+            if token is None:
+                answers += self._end(job)
+            else:
+                self._places.append(_Place(job, job.begun, Row(cache, token)))
+            job.begun += 1
+            if job.begun == len(job.completions):
+                job.prefilled = None
+                self._waiting.popleft()
+        return answers
+
+    def _prefill(self, job: _Job) -> tuple[DynamicCache, NDArray[np.float64]]:
+        """Run a prompt, alone: its bits do not depend on other prompts either."""
+        self._base.use(job.adapter)
+        cache = DynamicCache()
+        hidden = self._base.hidden(torch.tensor([list(job.request.prompt)], dtype=torch.int64), cache)
+        return cache, _finite(self._base.logits(hidden[0, -1:])[0])
+
+    def _go_on(self, job: _Job, index: int, logits: NDArray[np.float64]) -> int | None:
+        """Add the next token to a completion and return it, or None if that was the last one."""
+        request, completion = job.request, job.completions[index]
+        number = uniform(request.seed, index, len(completion.tokens))
+        token = choose(logits, request.temperature, request.top_k, request.top_p, number)
+        completion.tokens.append(token)
+        completion.logprobs.append(float(logits[token] - log_sum_exp(logits)))
+        completion.stopped = token in job.rule.ids or self._holds(completion.tokens, job.rule.texts)
+        return None if completion.stopped or len(completion.tokens) == job.limit else token
+
+    def _end(self, job: _Job) -> list[Answer]:
+        """One more completion has ended: the answer, if it was the last one."""
+        job.ended += 1
+        if job.ended < len(job.completions):
+            return []
+        response = tinker_public.SampleResponse()
+        for completion in job.completions:
+            response.sequences.add(
+                stop_reason=tinker_public.STOP_REASON_STOP if completion.stopped else tinker_public.STOP_REASON_LENGTH,
+                tokens=np.asarray(completion.tokens, np.int32).tobytes(),
+                logprobs=np.asarray(completion.logprobs, np.float32).tobytes(),
+            )
+        return [(job.key, bytes(response.SerializeToString(deterministic=True)))]
+
+    def _let_go(self, job: _Job) -> None:
+        self._places = [place for place in self._places if place.job is not job]
+        if job in self._waiting:
+            self._waiting.remove(job)
+
+    def _holds(self, tokens: Sequence[int], texts: Sequence[str]) -> bool:
+        if not texts:
+            return False
+        tail = tokens[-max(len(text.encode()) for text in texts) - _TAIL_TOKENS :]
+        text = self._base.tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return any(wanted in text for wanted in texts)
 
 
 def _finite(logits: torch.Tensor) -> NDArray[np.float64]:
-    """Return float64 (rows, vocabulary)."""
+    """Return float64 (vocabulary,)."""
     values: NDArray[np.float64] = logits.double().numpy()
     if not np.isfinite(values).all():
         raise ContentError("the logits of these weights are not finite: they have diverged")
     return values
-
-
-def _holds(base: BaseModel, tokens: Sequence[int], texts: Sequence[str]) -> bool:
-    if not texts:
-        return False
-    tail = tokens[-max(len(text.encode()) for text in texts) - _TAIL_TOKENS :]
-    text = base.tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return any(wanted in text for wanted in texts)

@@ -1,4 +1,6 @@
-"""An engine: answers the requests on its connection one at a time, and is gone when the connection is.
+"""An engine: answers the requests on its connection, and is gone when the connection is.
+
+Samples are under way side by side; between two of their steps it does whatever else came, one thing at a time.
 
 Bad content ends as an answer of category `user`, lack of memory or storage as one of category `server`; both leave the
 state as it was. A broken accelerator ends the pod. Anything else is a defect: the process logs it and exits, and the
@@ -31,7 +33,8 @@ from everloop_trainer.engine.datums import Limits, parse_request
 from everloop_trainer.engine.errors import ContentError, StateError, accelerator_failed
 from everloop_trainer.engine.lora import Adapter, LoraSpec
 from everloop_trainer.engine.model import LoraModel, load_adapter
-from everloop_trainer.engine.sampling import SampleRequest, sample
+from everloop_trainer.engine.requests import SampleRequest
+from everloop_trainer.engine.sampling import Sampler
 from everloop_trainer.engine.spare import EXIT_DEFECT
 from everloop_trainer.exitcodes import ACCELERATOR_FAILED
 from everloop_trainer.termination import give_up
@@ -44,6 +47,8 @@ _LONGEST_ERROR = 2000
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 BEAT_SECONDS = 2.0
 """How often an engine says that it lives; a server that hears nothing for long takes it for frozen."""
+
+_NO_MEMORY = {"ok": False, "error": "the engine is out of memory", "category": "server"}
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -58,6 +63,7 @@ class Worker:
         self._limits = Limits(base.vocab_size, base.max_sequence_length)
         self._models: dict[str, LoraModel] = {}
         self._frozen: OrderedDict[str, Adapter] = OrderedDict()
+        self._sampler = Sampler(base)
         self._sending = threading.Lock()
         self._snapshots: queue.SimpleQueue[tuple[str, int, Path, state.StateFile]] = queue.SimpleQueue()
         self._operations: dict[str, Callable[[Mapping[str, Any], bytes], Answer]] = {
@@ -70,7 +76,6 @@ class Worker:
             "drop_gradients": self._drop_gradients,
             "write": self._write,
             "snapshot": self._snapshot,
-            "sample": self._sample,
         }
 
     def run(self) -> int:
@@ -82,8 +87,9 @@ class Worker:
             self._send(self._hello())
             threading.Thread(target=self._beat, daemon=True).start()
             while True:
-                header, body = framing.receive(self._connection)
-                self._answer(header, body)
+                while not self._sampler.busy or self._readable():
+                    self._answer(*framing.receive(self._connection))
+                self._step()
         except (EOFError, OSError) as error:
             _log.info("engine ends: %s", error)
             return 0
@@ -105,19 +111,24 @@ class Worker:
             "torch": torch.__version__,
         }
 
+    def _readable(self) -> bool:
+        return bool(select.select([self._connection], [], [], 0)[0])
+
     def _answer(self, header: Mapping[str, Any], body: bytes) -> None:
-        operation = self._operations[header["op"]]
         try:
-            answer, content = operation(header, body)
+            if header["op"] == "sample":
+                self._sample(header)  # answered when it ends
+                return
+            answer, content = self._operations[header["op"]](header, body)
         except ContentError as error:
-            answer, content = {"ok": False, "error": _shortened(str(error)), "category": "user"}, b""
+            answer, content = _refusal(error), b""
         except (MemoryError, RuntimeError) as error:
             if accelerator_failed(error):
                 _end_with_accelerator(error)
             if not _out_of_memory(error):
                 raise
             _log.warning("%s failed: out of memory", header["op"])
-            answer, content = {"ok": False, "error": "the engine is out of memory", "category": "server"}, b""
+            answer, content = _NO_MEMORY, b""
         except (StateError, OSError) as error:
             _log.warning("%s failed: %s", header["op"], error)
             full = isinstance(error, OSError) and error.errno in _FULL
@@ -212,11 +223,28 @@ class Worker:
             except OSError:
                 return
 
-    def _sample(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+    def _sample(self, header: Mapping[str, Any]) -> None:
         adapter = None if header["weights"] is None else self._frozen_adapter(header)
         request = SampleRequest(**{name: header[name] for name in SampleRequest.__dataclass_fields__})
-        self._base.use(adapter)
-        return {}, sample(self._base, request)
+        self._sampler.add(header["id"], request, adapter)
+
+    def _step(self) -> None:
+        """One token more for each sample, and the answers of those requests that have ended."""
+        try:
+            answers = self._sampler.step()
+        except (MemoryError, RuntimeError) as error:
+            if accelerator_failed(error):
+                _end_with_accelerator(error)
+            if not _out_of_memory(error):
+                raise
+            _log.warning("a step of samples failed: out of memory")
+            self._send({"id": self._sampler.give_way(), **_NO_MEMORY})
+            return
+        for key, outcome in answers:
+            if isinstance(outcome, ContentError):
+                self._send({"id": key, **_refusal(outcome)})
+            else:
+                self._send({"id": key, "ok": True}, outcome)
 
     def _frozen_adapter(self, header: Mapping[str, Any]) -> Adapter:
         """Return stored weights to sample from, by the hash of their file; the least recently used make room."""
@@ -230,6 +258,10 @@ class Worker:
         while len(self._frozen) > _FROZEN_ADAPTERS:
             self._frozen.popitem(last=False)
         return adapter
+
+
+def _refusal(error: ContentError) -> dict[str, Any]:
+    return {"ok": False, "error": _shortened(str(error)), "category": "user"}
 
 
 def _shortened(text: str) -> str:

@@ -116,7 +116,7 @@ class EngineClient:
         stored: dict[str, Any] = {"weights": None}
         if weights is not None:
             stored = {"weights": weights.path, "sha256": weights.sha256, "lora": dataclasses.asdict(weights.lora)}
-        _, response = await self._request(
+        _, response = await self._ask(
             "sample",
             **stored,
             prompt=sample.prompt,
@@ -142,24 +142,28 @@ class EngineClient:
         self._end()
 
     async def _request(self, op: str, body: bytes = b"", **fields: Any) -> tuple[frames.Header, bytes]:
+        """Ask for one thing after the other, as the engine does them so; samples alone are under way side by side."""
         async with self._turn:
-            if self._lost.is_set():
-                raise EngineLost(f"engine {self._pid} is gone")
-            number = next(self._ids)
-            try:
-                frame = frames.encode({"id": number, "op": op, **fields}, body)
-            except frames.FrameError as error:
-                raise EngineRefused(f"body: too large for the engine: {error}", "user") from error
-            answer: asyncio.Future[tuple[frames.Header, bytes]] = asyncio.get_running_loop().create_future()
-            self._answers[number] = answer
-            self._writer.write(frame)
-            try:
-                await self._writer.drain()
-                header, content = await answer
-            except OSError as error:
-                raise EngineLost(f"engine {self._pid} is gone: {error}") from error
-            finally:
-                self._answers.pop(number, None)
+            return await self._ask(op, body, **fields)
+
+    async def _ask(self, op: str, body: bytes = b"", **fields: Any) -> tuple[frames.Header, bytes]:
+        if self._lost.is_set():
+            raise EngineLost(f"engine {self._pid} is gone")
+        number = next(self._ids)
+        try:
+            frame = frames.encode({"id": number, "op": op, **fields}, body)
+        except frames.FrameError as error:
+            raise EngineRefused(f"body: too large for the engine: {error}", "user") from error
+        answer: asyncio.Future[tuple[frames.Header, bytes]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        self._writer.write(frame)
+        try:
+            await self._writer.drain()
+            header, content = await answer
+        except OSError as error:
+            raise EngineLost(f"engine {self._pid} is gone: {error}") from error
+        finally:
+            self._answers.pop(number, None)
         if header["ok"] is not True:
             category: Category = "user" if header["category"] == "user" else "server"
             raise EngineRefused(str(header["error"]), category, out_of_space=header.get("out_of_space") is True)

@@ -39,22 +39,30 @@ def report(context: Context, runner: Runner, heard: float) -> SessionStatus:
 
 def _idle_seconds(context: Context, runner: Runner, heard: float) -> float:
     """Since when nobody has called and nothing has run; what waits for a number that never came does not run."""
-    if runner.running is not None or any(
-        stream.ready() is not None
-        for name, stream in context.history.streams.items()
-        if stream.pending and name not in context.broken
+    if (
+        runner.running is not None
+        or runner.sampling
+        or any(
+            stream.ready() is not None
+            for name, stream in context.history.streams.items()
+            if stream.pending and name not in context.broken
+        )
     ):
         return 0.0
     return max(0.0, context.config.monotonic() - max(heard, runner.worked))
 
 
 def _underway(context: Context, runner: Runner) -> UnderwayStatus | None:
-    """The operation that runs, or else one that was tried and has no result: engines died in it."""
+    """The operation that runs longest, or else one that was tried and has no result: engines died in it."""
     incarnation = context.config.incarnation.number
+    begun = dict(runner.sampling)
     if runner.running is not None:
-        entry = runner.running
-        seconds = context.config.monotonic() - runner.started
-        return UnderwayStatus(entry.request_id, seconds, entry.tries.weight)
+        begun[runner.running.request_id] = runner.started
+    if begun:
+        request = min(begun, key=begun.__getitem__)
+        entry = context.history.entry(request)
+        assert entry is not None, "what runs has no result yet"
+        return UnderwayStatus(request, context.config.monotonic() - begun[request], entry.tries.weight)
     for stream in context.history.streams.values():
         for entry in stream.runnable() if stream.pending else ():
             if weight := entry.tries.weight_seen_by(incarnation):

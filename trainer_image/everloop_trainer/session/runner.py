@@ -1,4 +1,7 @@
-"""Driving the engine: get one, bring the models back, run one operation at a time; and again when it is lost."""
+"""Driving the engine: get one, bring the models back, run operations; and again when it is lost.
+
+Operations of models run one at a time. Samples change nothing, so many are in the engine at once, beside those.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from everloop_trainer.session.errors import JournalDamaged
 from everloop_trainer.session.execution import Execution
 from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import storage_id
-from everloop_trainer.session.operations import OptimStep, asked_kind
+from everloop_trainer.session.operations import OptimStep, Sample, asked_kind
 from everloop_trainer.session.poison import Verdict
 from everloop_trainer.session.ports import Engine, EngineSource
 from everloop_trainer.session.records import Result, Try
@@ -22,11 +25,13 @@ from everloop_trainer.session.recovery import changes_state, usable
 from everloop_trainer.session.restoring import Restored, Restoring
 from everloop_trainer.session.snapshotting import Snapshotting
 from everloop_trainer.session.status import Reason, Recovery, State
-from everloop_trainer.session.streams import Entry
+from everloop_trainer.session.streams import Entry, Stream
 
 FIRST_DELAY = 0.02
 LONGEST_DELAY = 1.0
 LOST = (ConnectionError, EOFError)
+MOST_SAMPLES = 64
+"""Requests that are in the engine at once; the others wait here, where another engine finds them."""
 log = structlog.get_logger(__name__)
 
 
@@ -42,7 +47,8 @@ class SnapshotRequest:
 class Runner:
     """Runs accepted operations in turn: round robin over the streams, in order within a model.
 
-    `started` and `worked` are monotonic times: when the running operation was begun, and when the last one ended.
+    `running` is the operation that was begun at `started`, `sampling` the samples beside it by request id, each with
+    when it was begun; `worked` is when the last operation ended. All times are monotonic.
 
     Args:
         context: shared with the service.
@@ -70,7 +76,9 @@ class Runner:
         self._request = SnapshotRequest()
         self.engine: Engine | None = None
         self.running: Entry | None = None
-        self.started = self.worked = self._since
+        self.sampling: dict[str, float] = {}
+        self._samples: set[asyncio.Task[None]] = set()
+        self.started = self.worked = self._counted = self._since
         self.recoveries: list[Recovery] = []
 
     @property
@@ -281,6 +289,7 @@ class Runner:
                 self._wake.clear()
                 if lost.done():
                     raise ConnectionError("the engine closed its connection")
+                self._look_after_samples()
                 if self._request.waiting:
                     request = self._request
                     await self.snapshots.begin_all(engine, self._generation)
@@ -290,12 +299,41 @@ class Runner:
                 if entry is None:
                     await self._wake.wait()
                 elif self._verdict(entry) != "innocent":
-                    return
+                    break
+                elif isinstance(entry.args, Sample):
+                    self._begin_sample(engine, entry)
                 else:
                     await self._run_one(engine, entry)
+            # What is in the engine now has its result before the engine is let go: else it would seem to die in it.
+            await asyncio.gather(*self._samples)
+        except LOST:
+            # Each ends by itself, with the loss or with a result that is being written and must not come twice.
+            await asyncio.gather(*self._samples, return_exceptions=True)
+            raise
         finally:
             lost.cancel()
-            await asyncio.wait({lost})
+            for sample in self._samples:
+                sample.cancel()
+            await asyncio.wait({lost, *self._samples})
+            self._samples.clear()
+
+    def _begin_sample(self, engine: Engine, entry: Entry) -> None:
+        self.sampling[entry.request_id] = self._context.config.monotonic()
+        sample = asyncio.create_task(self._run_sample(engine, entry), name=entry.request_id)
+        self._samples.add(sample)
+        sample.add_done_callback(lambda _: self._wake.set())
+
+    async def _run_sample(self, engine: Engine, entry: Entry) -> None:
+        try:
+            await self._run_one(engine, entry)
+        finally:
+            del self.sampling[entry.request_id]
+
+    def _look_after_samples(self) -> None:
+        """Raise what a sample's task raised: the engine is lost, or this incarnation is over."""
+        for sample in [each for each in self._samples if each.done()]:
+            self._samples.remove(sample)
+            sample.result()
 
     def _next(self) -> Entry | None:
         """The operation whose turn it is; its stream goes to the end of the round."""
@@ -304,12 +342,21 @@ class Runner:
             if not stream.pending or name in self._context.broken:
                 del self._turns[name]
                 continue
-            entry = stream.ready()
+            entry = self._ready(stream)
             if entry is not None:
                 del self._turns[name]
                 self._turns[name] = None
                 return entry
         return None
+
+    def _ready(self, stream: Stream) -> Entry | None:
+        """The next operation of a stream that does not run yet, or None if none may."""
+        if stream.ordered:
+            return stream.ready()
+        if len(self.sampling) >= MOST_SAMPLES:
+            return None
+        waiting = (entry for entry in stream.pending.values() if entry.request_id not in self.sampling)
+        return next((entry for entry in waiting if entry.durable), None)
 
     async def _run_one(self, engine: Engine, entry: Entry) -> None:
         """Run an operation and make its result durable before anything else happens.
@@ -328,10 +375,13 @@ class Runner:
         position, noted = context.journal.note(tried)
         await asyncio.shield(noted)
         context.history.apply(tried, position)
-        self.running, self.started = entry, context.config.monotonic()
+        if entry.request_id not in self.sampling:
+            self.running, self.started = entry, context.config.monotonic()
         result, body, seconds = await self._execution.run(engine, self._generation, entry, request)
+        now = context.config.monotonic()
+        useful, self._counted = min(seconds, now - self._counted), now  # what ran beside it counts once
         await self._end(entry, result, body)
-        context.work.end(asked_kind(entry.args), ok=result.ok, seconds=seconds)
+        context.work.end(asked_kind(entry.args), ok=result.ok, seconds=useful)
         if changes_state(entry):
             self.snapshots.worked(entry.stream, seconds)
         if isinstance(entry.args, OptimStep) and entry.stream in context.history.models:
@@ -342,5 +392,7 @@ class Runner:
         position, durable = self._context.journal.append(result, body)
         await asyncio.shield(durable)
         self._context.history.apply(result, position)
-        self.running, self.worked = None, self._context.config.monotonic()
+        self.worked = self._context.config.monotonic()
+        if self.running is entry:
+            self.running = None
         self._finished(entry)

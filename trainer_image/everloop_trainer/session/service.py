@@ -274,6 +274,8 @@ class SessionService:
         if self._runner.running is entry:
             alone = self._runner.engine is None
             return Pending("active", "running alone: the training engine died in it before" if alone else "running", 0)
+        if entry.request_id in self._runner.sampling:
+            return Pending("active", "running", 0)
         if self._runner.engine is None:
             return Pending("paused_capacity", "the training engine is being restored; nothing is lost", before)
         return Pending("active", f"{before} operations of this session were accepted before it", before)

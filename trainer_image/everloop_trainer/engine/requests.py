@@ -1,0 +1,88 @@
+"""What a client asks to be sampled, and when a completion ends. Refusals name the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everloop_trainer.engine.base import BaseModel
+from everloop_trainer.engine.errors import ContentError
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """What to sample.
+
+    Attributes:
+        prompt: token ids.
+        num_samples: completions wanted.
+        max_tokens: most tokens of one completion; None: up to the context limit.
+        temperature: 0 is greedy.
+        top_p: nucleus, 1 is off.
+        top_k: -1 is off.
+        seed: 64 bits.
+        stop: None: at EOS. Strings: at any of them, or EOS. Token ids: at these and nothing else; an empty list never
+            stops. Whatever stops a completion is part of it.
+    """
+
+    prompt: Sequence[int]
+    num_samples: int
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop: str | Sequence[str] | Sequence[int] | None
+
+    def check(self, base: BaseModel) -> int:
+        """Return the most tokens one completion may have; raise ContentError naming the field that is wrong."""
+        if not self.prompt:
+            raise ContentError("prompt: must hold at least one token")
+        for index, token in enumerate(self.prompt):
+            if not 0 <= token < base.vocab_size:
+                raise ContentError(
+                    f"prompt[{index}]: token id {token} is outside the vocabulary (0 to {base.vocab_size - 1})"
+                )
+        if self.num_samples < 1:
+            raise ContentError(f"num_samples: must be at least 1, got {self.num_samples}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ContentError(f"sampling_params.max_tokens: must be at least 1, got {self.max_tokens}")
+        length = len(self.prompt)
+        wanted = self.max_tokens if self.max_tokens is not None else max(base.max_sequence_length - length, 1)
+        if length + wanted > base.max_sequence_length:
+            raise ContentError(
+                f"prompt: prompt length ({length}) + max_tokens ({wanted}) exceeds the context window"
+                f" ({base.max_sequence_length} tokens)"
+            )
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ContentError(f"sampling_params.temperature: must be finite and not negative, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ContentError(f"sampling_params.top_p: must be above 0 and at most 1, got {self.top_p}")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ContentError(f"sampling_params.top_k: must be -1 or at least 1, got {self.top_k}")
+        return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When a completion ends: at one of `ids`, or once its text holds one of `texts`."""
+
+    ids: frozenset[int]
+    texts: tuple[str, ...]
+
+
+def stop_rule(stop: str | Sequence[str] | Sequence[int] | None, eos_ids: frozenset[int]) -> StopRule:
+    """Read the SDK's `stop`. Raises ContentError if it is neither None, text, texts nor token ids."""
+    if stop is None:
+        return StopRule(eos_ids, ())
+    values = [stop] if isinstance(stop, str) else list(stop)
+    texts = tuple(value for value in values if isinstance(value, str))
+    ids = frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))
+    if len(texts) == len(values) and values:
+        if not all(texts):
+            raise ContentError("sampling_params.stop: a stop string must not be empty")
+        return StopRule(eos_ids, texts)
+    if texts or any(not isinstance(value, int) or isinstance(value, bool) for value in values):
+        raise ContentError("sampling_params.stop: must be a string, a list of strings, or a list of token ids")
+    return StopRule(ids, ())
