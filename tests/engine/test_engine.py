@@ -101,7 +101,7 @@ def test_restore_and_replay_equal_the_unbroken_run(tiny_spare: Path, tmp_path: P
         operations += [("forward_backward", _body(index), {"forward_only": False}), ("optim_step", b"", ADAM)]
 
     def run(engine: Engine, first: int, last: int) -> list[bytes]:
-        answers: list[tuple[int, bytes]] = []
+        answers = []
         for seq in range(first, last + 1):
             op, body, fields = operations[seq - 1]
             answers.append(engine.call(op, body, model="m", seq=seq, **fields)[1])
