@@ -134,6 +134,26 @@ async def test_operator_that_dies_between_two_writes_makes_one_pod_and_one_key(l
     assert successor.status()["recoveries"] == []
 
 
+@pytest.mark.parametrize("successor", [False, True])
+async def test_key_goes_with_a_job_that_no_pass_has_seen(loop: Loop, successor: bool) -> None:
+    """An operator that has just begun may hear of the end of a job before it has looked at it, or at its successor."""
+    await loop.passes.reconcile(KEY)
+    fresh = Loop(loop.cluster)
+    await fresh.resync.once()
+    assert ("system", KEY_SECRET) in loop.cluster.secrets
+    body = loop.cluster.objects.pop(KEY)
+    fresh.cache.drop(body)
+    if successor:
+        another = {**body["metadata"], "uid": "another", "resourceVersion": "999"}
+        loop.cluster.objects[KEY] = {**body, "metadata": another, "status": {}}
+        fresh.cache.put(loop.cluster.objects[KEY])
+    await fresh.passes.reconcile(KEY)
+    assert ("system", KEY_SECRET) not in loop.cluster.secrets
+    del loop.cluster.written[:]
+    await fresh.passes.reconcile(KEY)
+    assert [line for line in loop.cluster.written if KEY_SECRET in line] == []
+
+
 async def test_key_goes_with_the_job(loop: Loop) -> None:
     """No finalizer: whoever sees the deletion deletes the key, and what nobody saw is found by the next resync."""
     await loop.passes.reconcile(KEY)

@@ -86,6 +86,7 @@ class Cache:
         self._nodes: dict[str, Node] = {}
         self._node_versions: dict[str, int] = {}
         self._deleted: set[str] = set()
+        self._gone: dict[Key, set[str]] = {}
         self._puts: dict[str, Callable[[Body], set[Key]]] = {
             names.TRAINING_SESSION_KIND: self.put,
             names.RL_JOB_KIND: self.put,
@@ -111,6 +112,18 @@ class Cache:
     def pods(self, key: Key) -> list[CachedPod]:
         """All pods with the labels of this object."""
         return list(self._pods.get(key, {}).values())
+
+    def gone(self, key: Key) -> frozenset[str]:
+        """UIDs of the RLJobs of this name that were seen to go, and of which something may be left; see `settled`."""
+        return frozenset(self._gone.get(key, ()))
+
+    def settled(self, key: Key, uids: Set[str]) -> None:
+        """Nothing is left of these jobs."""
+        left = self._gone.get(key, set()) - uids
+        if left:
+            self._gone[key] = left
+        else:
+            self._gone.pop(key, None)
 
     def nodes(self) -> Mapping[str, Node]:
         """All nodes by name, as they are now: a view, because a copy for each pass would cost too much."""
@@ -138,6 +151,8 @@ class Cache:
     def drop(self, body: Body) -> set[Key]:
         """A TrainingSession or an RLJob was deleted."""
         self._deleted.add(body["metadata"]["uid"])
+        if body["kind"] == names.RL_JOB_KIND:
+            self._gone.setdefault(key_of(body), set()).add(body["metadata"]["uid"])
         key = key_of(body)
         known = self._objects.get(key)
         if known and known.uid == body["metadata"]["uid"]:

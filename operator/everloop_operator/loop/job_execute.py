@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import structlog
@@ -60,16 +60,19 @@ class JobExecutor:
         """Why the last pod of this job was refused, while that still holds."""
         return self._refusals.get(key)
 
-    async def forget(self, key: Key) -> None:
-        """The job is gone: its key goes too. Raises ClusterError; then it is to be called again."""
-        uid = self._uids.get(key)
-        if uid is not None:
-            await self._revoke(uid)
-            self._applied.pop(uid, None)
-            self._removed.pop(uid, None)
+    async def forget(self, key: Key, gone: Set[str]) -> None:
+        """The job is gone: its key goes too, and those of jobs before it. Raises ClusterError; then call it again."""
+        await self.revoke({*gone, *filter(None, [self._uids.get(key)])})
         self._uids.pop(key, None)
         self._refusals.pop(key, None)
         self._statuses.forget(key)
+
+    async def revoke(self, uids: Set[str]) -> None:
+        """Delete the API keys of jobs that are gone. Raises ClusterError."""
+        for uid in uids:
+            await self._revoke(uid)
+            self._applied.pop(uid, None)
+            self._removed.pop(uid, None)
 
     async def execute(self, key: Key, body: Body, observed: ObservedJob, plan: JobPlan) -> float | None:
         """Acts. Returns seconds after which a status write that was put off is due, or None.
@@ -81,7 +84,7 @@ class JobExecutor:
         """
         job = observed.job
         if self._uids.get(key, job.uid) != job.uid:
-            await self.forget(key)  # another job has taken the name
+            await self.forget(key, frozenset())  # another job has taken the name
         self._uids[key] = job.uid
         try:
             if plan.apply_session is not None:

@@ -39,10 +39,14 @@ class JobPass:
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass. Returns seconds after which the next is due without a signal, or None."""
-        body = self._cache.get(key)
+        body, gone = self._cache.get(key), self._cache.gone(key)
         if body is None:
             self._poller.want(key, None)
-            await self._executor.forget(key)
+            await self._executor.forget(key, gone)
+        else:
+            await self._executor.revoke(gone)
+        self._cache.settled(key, gone)
+        if body is None:
             return None
         observed = await self._observe(key, body)
         todo = plan(observed, self._settings)
