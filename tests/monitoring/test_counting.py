@@ -95,6 +95,12 @@ def test_gpus_are_devices_of_that_kind(limits: list[dict[str, Any]], expected: i
     assert held({"containers": [{"resources": {"limits": each}} for each in limits] + [{}]}) == expected
 
 
+def test_gpus_of_sidecars_count_and_those_of_containers_that_end_do_not() -> None:
+    """What runs beside the trainer holds its devices; what has run before it has given them back."""
+    one = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    assert held({"initContainers": [one, {**one, "restartPolicy": "Always"}], "containers": [one]}) == 2
+
+
 WORK = {
     "operations": [{"kind": "optim_step", "outcome": "succeeded", "count": 3}],
     "usefulSeconds": "12.5",

@@ -32,7 +32,7 @@ OVERLAY: dict[str, Any] = {
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [
         {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"},
-        {"key": "spot", "operator": "Exists"},
+        {"key": "maintenance", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60},
     ],
     "affinity": {
         "nodeAffinity": {
@@ -93,11 +93,33 @@ OVERLAY: dict[str, Any] = {
             },
         },
         {"name": "data", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+        {
+            "name": "cloud",
+            "projected": {
+                "sources": [
+                    {"configMap": {"name": "ca", "items": [{"key": "ca.pem", "path": "ca.pem"}], "optional": True}},
+                    {"secret": {"name": "s3", "items": [{"key": "key", "path": "keys/key"}], "optional": True}},
+                    {"serviceAccountToken": {"audience": "sts.example.com", "expirationSeconds": 600, "path": "token"}},
+                ],
+                "defaultMode": 288,
+            },
+        },
+        {
+            "name": "vault",
+            "csi": {
+                "driver": "secrets-store.csi.k8s.io",
+                "readOnly": True,
+                "volumeAttributes": {"secretProviderClass": "poems"},
+                "nodePublishSecretRef": {"name": "vault"},
+            },
+        },
     ],
     "volumeMounts": [
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "authorities", "mountPath": "/etc/ssl/certs/own", "subPath": "ca.pem", "readOnly": True},
         {"name": "data", "mountPath": "/data"},
+        {"name": "cloud", "mountPath": "/etc/cloud", "readOnly": True},
+        {"name": "vault", "mountPath": "/etc/vault", "readOnly": True},
     ],
     "initContainers": [
         {
@@ -108,7 +130,8 @@ OVERLAY: dict[str, Any] = {
             "env": ENVIRONMENT,
             "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}},
             "volumeMounts": [{"name": "data", "mountPath": "/data", "subPath": "sets", "readOnly": True}],
-        }
+        },
+        {"name": "shipper", "image": "busybox:1", "restartPolicy": "Always"},
     ],
     "securityContext": {"runAsUser": 2000, "fsGroup": 3000},
     "terminationGracePeriodSeconds": 300,

@@ -62,7 +62,8 @@ MOUNT: Path = (*POD, "volumeMounts", 0)
 INIT: Path = (*POD, "initContainers", 0)
 LIMITS: Path = ("spec", "workers", "resources", "limits")
 REQUESTS: Path = ("spec", "workers", "resources", "requests")
-EXACTLY_ONE_VOLUME = "exactly one of configMap, secret, emptyDir and persistentVolumeClaim"
+EXACTLY_ONE_VOLUME = "exactly one of configMap, secret, emptyDir, persistentVolumeClaim, projected and csi"
+TIME_LIMIT = "tolerationSeconds needs a key and effect NoExecute, and is not for the taints of lost nodes"
 DEVICES_EQUAL = "a request for devices, such as nvidia.com/gpu, must equal their limit"
 LABEL_KEY = "every key must be a name, or a DNS name, `/` and a name"
 OWN_VARIABLE = "a variable of this name is set by Everloop"
@@ -111,6 +112,16 @@ RULES: list[tuple[Path, Any, str]] = [
         {"operator": "Exists", "value": "x"},
         "a toleration with operator Equal needs a key, one with operator Exists has no value",
     ),
+    *(
+        ((*POD, "tolerations", 0), {"operator": "Exists", "tolerationSeconds": 5, **change}, TIME_LIMIT)
+        for change in (
+            {"key": "maintenance"},
+            {"key": "maintenance", "effect": "NoSchedule"},
+            {"effect": "NoExecute"},
+            {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},
+            {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"},
+        )
+    ),
     ((*POD, "env", 0, "name"), "EVERLOOP_CONFIG", OWN_VARIABLE),
     ((*POD, "env", 0, "name"), "POD_IP", OWN_VARIABLE),
     ((*POD, "env", 0, "name"), "PYTHONPATH", OWN_VARIABLE),
@@ -124,6 +135,12 @@ RULES: list[tuple[Path, Any, str]] = [
     ((*VOLUMES, 0, "name"), "everloop-new", OWN_VOLUME),
     ((*VOLUMES, 0), {"name": "shm"}, EXACTLY_ONE_VOLUME),
     ((*VOLUMES, 0, "configMap"), {"name": "x"}, EXACTLY_ONE_VOLUME),
+    ((*VOLUMES, 0, "csi"), {"driver": "x"}, EXACTLY_ONE_VOLUME),
+    (
+        (*VOLUMES, 4, "projected", "sources", 0, "secret"),
+        {"name": "x"},
+        "exactly one of configMap, secret and serviceAccountToken",
+    ),
     ((*VOLUMES, 0, "emptyDir"), {"medium": "Memory"}, "an emptyDir with medium Memory needs a sizeLimit"),
     *(
         ((*MOUNT, "mountPath"), path, OWN_MOUNT)

@@ -72,11 +72,9 @@ def test_what_is_asked_for_is_in_the_pod() -> None:
     equal, exists = OVERLAY["tolerations"]
     equal = {key: value for key, value in equal.items() if key != "operator"}  # Equal is what Kubernetes takes it for
     assert pod["tolerations"] == [*plain["tolerations"], equal, exists]
-    [asked], [init] = OVERLAY["initContainers"], pod["initContainers"]
-    assert {
-        **asked,
-        "volumeMounts": [*asked["volumeMounts"], {"name": "tmp", "mountPath": "/tmp"}],
-    }.items() <= init.items()
+    for asked, init in zip(OVERLAY["initContainers"], pod["initContainers"], strict=True):
+        mounts = [*asked.get("volumeMounts", ()), {"name": "tmp", "mountPath": "/tmp"}]
+        assert {**asked, "volumeMounts": mounts}.items() <= init.items()
 
 
 def test_own_labels_and_annotations_join_ours() -> None:

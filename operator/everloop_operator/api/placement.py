@@ -6,15 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .schema import ApiModel, Labels, LabelValue, rules
+from .schema import ApiModel, Labels, LabelValue, one_of, rules
 
 Key = Annotated[str, Field(min_length=1, max_length=317)]
 """Key of a label or taint: at most 253 characters of prefix, `/`, 63 of name."""
 Weight = Annotated[int, Field(ge=1, le=100)]
 
 
+LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""For how long a pod stays on a node with these is decided by the operator alone."""
+
+
 class Toleration(ApiModel):
-    """A taint that keeps no pod of this object off a node. Pods stay until the operator moves them: no time limit."""
+    """A taint that keeps no pod of this object off a node."""
 
     key: Annotated[str, Field(max_length=317)] = Field(
         default="", description="Key of the taint; empty, with operator Exists, for every taint."
@@ -23,6 +27,11 @@ class Toleration(ApiModel):
     value: LabelValue = Field(default="", description="Value of the taint; empty with operator Exists.")
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
         default="", description="Effect of the taint; empty for every effect."
+    )
+    toleration_seconds: Annotated[int, Field(ge=0, le=604_800)] | None = Field(
+        default=None,
+        description="For how long a pod stays after a taint with effect NoExecute has come; absent: until the operator "
+        "moves it. Not for the taints of lost nodes.",
     )
 
 
@@ -146,7 +155,12 @@ Tolerations = Annotated[
             (
                 "self.all(t, t.operator == 'Equal' ? t.key != '' : t.value == '')",
                 "a toleration with operator Equal needs a key, one with operator Exists has no value",
-            )
+            ),
+            (
+                "self.all(t, !has(t.tolerationSeconds) || "
+                f"(t.effect == 'NoExecute' && t.key != '' && !(t.key in {one_of(LOST_NODE_TAINTS)})))",
+                "tolerationSeconds needs a key and effect NoExecute, and is not for the taints of lost nodes",
+            ),
         ),
     ),
 ]

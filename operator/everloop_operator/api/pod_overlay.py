@@ -7,7 +7,7 @@ Everloop adds to a pod has one of the reserved names.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -20,6 +20,7 @@ from .schema import (
     ContainerResources,
     Labels,
     LabelValue,
+    LocalReference,
     Name,
     ObjectName,
     OptionalName,
@@ -49,12 +50,6 @@ def _confined(annotations: dict[str, str]) -> dict[str, str]:
 
 UserOrGroup = Annotated[int, Field(ge=1, le=_LARGEST_ID)]
 Words = Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(max_length=64)]
-
-
-class LocalReference(ApiModel):
-    """Another object of the namespace."""
-
-    name: ObjectName = Field(description="Its name.")
 
 
 class KeyReference(ApiModel):
@@ -122,7 +117,10 @@ Environment = Annotated[
 
 
 class InitContainer(ApiModel):
-    """A container that runs to its end before the trainer starts, with no more rights than the trainer has."""
+    """A container that starts before the trainer, with no more rights than the trainer has.
+
+    It runs to its end first, or beside the trainer for as long as that runs (a sidecar).
+    """
 
     name: Name = Field(
         description="Its name; `trainer`, and names that begin with everloop-, are refused.",
@@ -134,6 +132,11 @@ class InitContainer(ApiModel):
         ),
     )
     image: Annotated[str, Field(min_length=1, max_length=512)] = Field(description="Its image.")
+    restart_policy: Literal["", "Always"] = Field(
+        default="",
+        description="Always makes it a sidecar: what comes after it starts once it runs, it is started again when it "
+        "ends, and it is stopped after the trainer. Empty: it ends before the trainer starts.",
+    )
     command: Words = Field(default=(), description="Its program; none for the image's.")
     args: Words = Field(default=(), description="Arguments of its program; none for the image's.")
     env: Environment = Field(default=(), description="Its environment.")
@@ -216,7 +219,7 @@ class PodOverlay(ApiModel):
         Field(
             max_length=4, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
         ),
-    ] = Field(default=(), description="Containers that run before the trainer, one after another.")
+    ] = Field(default=(), description="Containers that start before the trainer, one after another; sidecars too.")
     security_context: PodSecurity = Field(default=PodSecurity(), description="Who the pod's processes are.")
     termination_grace_period_seconds: Annotated[int, Field(ge=1, le=7200)] = Field(
         default=120,

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from .schema import (
+    SUBDOMAIN_PATTERN,
     AbsolutePath,
     ApiModel,
+    LocalReference,
     Name,
     ObjectName,
     Quantity,
@@ -75,6 +77,14 @@ class SecretVolume(ApiModel):
     default_mode: FileMode = Field(default=0o644, description="Permissions of the files, as a decimal number.")
 
 
+class ProjectedSecret(ApiModel):
+    """Files from a Secret, beside others."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    items: Items = Field(default=(), description="Entries that become files; none for all.")
+    optional: bool = Field(default=False, description="Whether the pod starts without it.")
+
+
 class EmptyDirVolume(ApiModel):
     """An empty directory that goes with the pod."""
 
@@ -97,6 +107,59 @@ class ClaimVolume(ApiModel):
     read_only: bool = Field(default=False, description="Whether it is mounted for reading only.")
 
 
+class TokenSource(ApiModel):
+    """A token of the pod's ServiceAccount, for a service outside Kubernetes."""
+
+    audience: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Whom the token is for, for instance `sts.amazonaws.com`."
+    )
+    expiration_seconds: Annotated[int, Field(ge=600, le=86_400)] = Field(
+        default=3600, description="How long a token holds; the kubelet replaces it before that."
+    )
+    path: Annotated[RelativePath, Field(min_length=1)] = Field(description="Path of the file in the volume.")
+
+
+class ProjectedSource(ApiModel):
+    """Where some of the files come from."""
+
+    config_map: ConfigMapVolume | None = Field(default=None, description="Files from a ConfigMap.")
+    secret: ProjectedSecret | None = Field(default=None, description="Files from a Secret.")
+    service_account_token: TokenSource | None = Field(default=None, description="A token of the ServiceAccount.")
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "[has(self.configMap), has(self.secret), has(self.serviceAccountToken)].filter(x, x).size() == 1",
+                "exactly one of configMap, secret and serviceAccountToken",
+            )
+        )
+    )
+
+
+class ProjectedVolume(ApiModel):
+    """Files from several places in one directory."""
+
+    sources: Annotated[tuple[ProjectedSource, ...], Field(min_length=1, max_length=8)] = Field(
+        description="The places."
+    )
+    default_mode: FileMode = Field(default=0o644, description="Permissions of the files, as a decimal number.")
+
+
+class CsiVolume(ApiModel):
+    """A volume that a CSI driver makes for the pod and that goes with it: secrets stores, certificates."""
+
+    driver: Annotated[str, Field(min_length=1, max_length=63, pattern=SUBDOMAIN_PATTERN)] = Field(
+        description="Name of the driver."
+    )
+    read_only: bool = Field(default=False, description="Whether it is mounted for reading only.")
+    volume_attributes: Annotated[
+        dict[Annotated[str, Field(max_length=253)], Annotated[str, Field(max_length=4096)]], Field(max_length=16)
+    ] = Field(default={}, description="What the driver is told.")
+    node_publish_secret_ref: LocalReference | None = Field(
+        default=None, description="The Secret that the driver is given."
+    )
+
+
 class Volume(ApiModel):
     """A volume that containers of the pod can mount."""
 
@@ -113,13 +176,15 @@ class Volume(ApiModel):
     secret: SecretVolume | None = Field(default=None, description="Files from a Secret.")
     empty_dir: EmptyDirVolume | None = Field(default=None, description="An empty directory.")
     persistent_volume_claim: ClaimVolume | None = Field(default=None, description="A PersistentVolumeClaim.")
+    projected: ProjectedVolume | None = Field(default=None, description="Files from several places.")
+    csi: CsiVolume | None = Field(default=None, description="A volume that a CSI driver makes for this pod.")
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "[has(self.configMap), has(self.secret), has(self.emptyDir), has(self.persistentVolumeClaim)]"
-                ".filter(x, x).size() == 1",
-                "exactly one of configMap, secret, emptyDir and persistentVolumeClaim",
+                "[has(self.configMap), has(self.secret), has(self.emptyDir), has(self.persistentVolumeClaim), "
+                "has(self.projected), has(self.csi)].filter(x, x).size() == 1",
+                "exactly one of configMap, secret, emptyDir, persistentVolumeClaim, projected and csi",
             )
         )
     )

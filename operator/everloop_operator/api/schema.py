@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 RELATIVE_PATH_PATTERN = r"^(([^/.][^/]*|\.[^/.][^/]*)(/([^/.][^/]*|\.[^/.][^/]*))*)?$"
 """A path below a volume: no leading or doubled slash, no `.` and no `..`."""
 ABSOLUTE_PATH_PATTERN = r"^(/([^/.:][^/:]*|\.[^/.:][^/:]*))+$"
@@ -37,7 +38,7 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="ignore", frozen=True)
 
 
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=SUBDOMAIN_PATTERN)]
 """Name of another object (RFC 1123 subdomain)."""
 
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
@@ -49,6 +50,13 @@ AbsolutePath = Annotated[str, Field(max_length=512, pattern=ABSOLUTE_PATH_PATTER
 
 OptionalName = Annotated[str, Field(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")]
 """Name of another object, or nothing."""
+
+
+class LocalReference(ApiModel):
+    """Another object of the namespace."""
+
+    name: ObjectName = Field(description="Its name.")
+
 
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 LABEL_KEYS = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from everloop_operator.api.placement import LOST_NODE_TAINTS
+
 
 def evicted_after(node_lost_seconds: float, *, nodes_watched: bool) -> int | None:
     """Seconds on a lost node after which Kubernetes is to evict a pod; None for never.
@@ -17,7 +19,4 @@ def evicted_after(node_lost_seconds: float, *, nodes_watched: bool) -> int | Non
 def tolerations(seconds: int | None) -> list[dict[str, Any]]:
     """Tolerations of a pod that is evicted after so many seconds, or never."""
     limit = {} if seconds is None else {"tolerationSeconds": seconds}
-    return [
-        {"key": f"node.kubernetes.io/{condition}", "operator": "Exists", "effect": "NoExecute", **limit}
-        for condition in ("not-ready", "unreachable")
-    ]
+    return [{"key": taint, "operator": "Exists", "effect": "NoExecute", **limit} for taint in LOST_NODE_TAINTS]

@@ -11,13 +11,17 @@ RESOURCES = ("*/gpu", "nvidia.com/mig-*", "gpu.intel.com/*", "habana.ai/gaudi", 
 
 
 def held(pod_spec: Mapping[str, Any]) -> int:
-    """Of all containers of a pod that run at a time.
+    """Of all containers of a pod that run at a time, sidecars among them.
 
     Devices come in whole numbers. Thousands of them, which the API server writes as `1k`, are on no node.
     """
     return sum(
         int(amount) if str(amount).isdecimal() else 0
-        for container in pod_spec.get("containers") or ()
+        for container in (*(pod_spec.get("containers") or ()), *_sidecars(pod_spec))
         for name, amount in ((container.get("resources") or {}).get("limits") or {}).items()
         if any(fnmatchcase(name, pattern) for pattern in RESOURCES)
     )
+
+
+def _sidecars(pod_spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [each for each in pod_spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
