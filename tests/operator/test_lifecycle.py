@@ -64,6 +64,7 @@ def test_a_serving_pod_goes_once_its_snapshots_are_written(state: str, change: d
     assert status_of(second).phase == "Stopping"
     assert conditions(second) == ("False", "True", "False", "False")
     assert [event.reason for event in second.events] == ["Stopping"]
+    assert second.stale_tokens == (1,)
 
     gone = after(done, second, pods=(), trainer=Trainer())
     third = decided(gone)
@@ -71,7 +72,7 @@ def test_a_serving_pod_goes_once_its_snapshots_are_written(state: str, change: d
     assert conditions(third) == ("True", "False", "False", "False")
     assert [event.reason for event in third.events] == [state]
     assert third.requeue_after is None
-    assert 1 in third.stale_tokens
+    assert third.stale_tokens == ()
     fourth = decided(after(gone, third))
     assert (status_of(fourth), fourth.events) == (status_of(third), ())
 

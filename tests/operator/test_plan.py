@@ -376,10 +376,17 @@ def test_deadline_of_an_old_pod_is_waited_for() -> None:
     assert decided(replaced(pod(1, deletion_requested=ago(100)))).requeue_after == pytest.approx(20)
 
 
-def test_tokens_of_vanished_attempts_are_removed() -> None:
-    """A token goes when its pod has gone, not before."""
+def test_a_token_goes_with_its_attempt_and_only_then() -> None:
+    """Until the status says that the attempt is over; an operator that starts over such a status removes nothing."""
+    over = replace(serving(3), nodes={"node-a": lost()})
+    lasting = decided(over)
+    assert lasting.create_pod is not None
+    assert lasting.stale_tokens == (3,)
+    ahead = serving(nodes={"node-a": lost(), "node-b": node("node-b")}, pods=(pod(), pending(2)))
+    assert decided(ahead).stale_tokens == (1,), "a pass that broke off is made up for"
+    assert decided(after(over, lasting, pods=(pod(3), pending(4)))).stale_tokens == ()
+    assert decided(serving(3)).stale_tokens == ()
     assert decided(replaced(pod(1, deletion_requested=ago(1)))).stale_tokens == ()
-    assert decided(serving(3)).stale_tokens == (1, 2)
 
 
 def entry(id: str, reason: str, node_name: str, seconds: float) -> Recovery:

@@ -59,7 +59,7 @@ class Plan:
     """The PodDisruptionBudget that must exist for the current pod."""
     delete_pods: tuple[PodDeletion, ...] = ()
     stale_tokens: tuple[int, ...] = ()
-    """Attempts whose token secret has no pod any more."""
+    """Attempts whose token secret nobody needs any more."""
     status: TrainingSessionStatus | None = None
     """The status to be; None leaves it as it is."""
     events: tuple[events.Event, ...] = ()
@@ -124,7 +124,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         create_pod=body,
         disruption_budget=_disruption_budget(session, spec, decision),
         delete_pods=deletions,
-        stale_tokens=_stale_tokens(observed, decision.attempt + 1 if decision.rest else decision.attempt),
+        stale_tokens=_stale_tokens(session.status, decision),
         status=desired,
         events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
         finalizers=ending.finalizers(observed),
@@ -179,10 +179,15 @@ def force_due(observed: Observed, spec: TrainingSessionSpec, pod: Pod) -> dateti
     return pod.deletion_requested + timedelta(seconds=spec.recovery.force_delete_after_seconds)
 
 
-def _stale_tokens(observed: Observed, attempt: int) -> tuple[int, ...]:
-    """The few attempts before this one that have no pod: deleting what is not there costs little and needs no read."""
-    live = {pod.attempt for pod in observed.pods}
-    return tuple(number for number in range(max(1, attempt - 5), attempt) if number not in live)
+def _stale_tokens(recorded: TrainingSessionStatus, decision: Decision) -> tuple[int, ...]:
+    """The few attempts that this pass ends. A pod of theirs that runs on has its token mounted, and starts no more.
+
+    They are removed before the status tells that the attempts are over: a pass that breaks off is made up for, and one
+    that finds the status written, of an operator that has just started too, has nothing to remove.
+    """
+    first = recorded.attempt + 1 if recorded.rest else recorded.attempt
+    end = decision.attempt + 1 if decision.rest else decision.attempt
+    return tuple(range(max(1, first, end - 5), end))
 
 
 def _refill(spec: TrainingSessionSpec, decision: Decision) -> datetime | None:

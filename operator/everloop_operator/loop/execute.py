@@ -22,7 +22,7 @@ Token = Callable[[str, int], str]
 
 
 class Executor:
-    """Remembers only what saves requests: which secrets and disruption budgets it has applied or removed."""
+    """Remembers only what saves requests: which secrets and disruption budgets it has applied."""
 
     def __init__(self, cluster: Cluster, cache: Cache, statuses: StatusWriter, token: Token, now: Now) -> None:
         self._cluster = cluster
@@ -32,7 +32,6 @@ class Executor:
         self._now = now
         self._applied: dict[Key, tuple[str, int]] = {}
         self._budgets: dict[Key, str] = {}
-        self._removed: dict[Key, set[tuple[str, int]]] = {}
         self._refusals: dict[Key, Refusal] = {}
 
     def refusal(self, key: Key) -> Refusal | None:
@@ -41,7 +40,7 @@ class Executor:
 
     def forget(self, key: Key) -> None:
         """The session is gone."""
-        for memory in (self._applied, self._budgets, self._removed, self._refusals):
+        for memory in (self._applied, self._budgets, self._refusals):
             memory.pop(key, None)
         self._statuses.forget(key)
 
@@ -79,7 +78,8 @@ class Executor:
             return self._refusals[key].patience_seconds
         for deletion in plan.delete_pods:
             await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)
-        await self._remove_tokens(key, observed, plan)
+        for attempt in plan.stale_tokens:
+            await self._cluster.delete_secret(key.namespace, children.secret_name(key.name, attempt))
         delay = await self._status(key, body, observed, plan)
         if plan.delete_session:
             await self._cluster.delete_session(key.namespace, key.name, uid=observed.session.uid)
@@ -115,13 +115,6 @@ class Executor:
             if self._budgets.get(key) != owner:
                 await self._cluster.apply(plan.disruption_budget)
                 self._budgets[key] = owner
-
-    async def _remove_tokens(self, key: Key, observed: Observed, plan: Plan) -> None:
-        for attempt in plan.stale_tokens:
-            removed = self._removed.setdefault(key, set())
-            if (observed.session.uid, attempt) not in removed:
-                await self._cluster.delete_secret(key.namespace, children.secret_name(key.name, attempt))
-                removed.add((observed.session.uid, attempt))
 
     async def _status(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
         before, after = observed.session.status, plan.status
