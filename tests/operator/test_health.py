@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from everloop_operator.api import names
 from everloop_operator.api.training_session_status import Condition, Recovery, TrainingSessionStatus
 from everloop_operator.core.conditions import update
 from everloop_operator.core.health import Aspect
 from everloop_operator.core.observed import Claim, Container, Observed, Trainer
+from everloop_operator.core.projections import container_of
 from everloop_operator.core.report import TrainerReport
 from tests.operator.builders import (
     CLAIMS,
@@ -94,6 +96,36 @@ def test_pods_ready_says_what_the_kubelet_says(container: Container, reason: str
     result = decided(observed(session=session(FIRST), pods=(pod(ready=False, container=container),)))
     status, found, message = condition(result, "PodsReady")
     assert (status, found) == ("False", reason)
+    assert words in message
+
+
+def waits(name: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {"name": name, "restartCount": 0, "state": {"waiting": {"reason": reason, "message": message}}}
+
+
+@pytest.mark.parametrize(
+    ("before", "reason", "words"),
+    [
+        ((waits("shipper", "ImagePullBackOff", "manifest unknown"),), "ImageUnavailable", "shipper: manifest unknown"),
+        (
+            (waits("warm-up", "PodInitializing"), waits("shipper", "CreateContainerConfigError", 'secret "x"')),
+            "ContainerInvalid",
+            'shipper: secret "x"',
+        ),
+        ((waits("shipper", "CrashLoopBackOff", "back-off 10s"),), "PodNotReady", "CrashLoopBackOff: container shipper"),
+        ((waits("warm-up", "PodInitializing"),), "PodNotReady", "PodInitializing"),
+        ((), "PodNotReady", "PodInitializing"),
+    ],
+)
+def test_pods_ready_names_the_container_that_holds_up_the_trainer(
+    before: tuple[dict[str, Any], ...], reason: str, words: str
+) -> None:
+    """A sidecar or an init container that can't start, in the kubelet's words."""
+    trainer = waits(names.TRAINER_CONTAINER, "PodInitializing")
+    container = container_of({"containerStatuses": [trainer], "initContainerStatuses": before}, trainer["name"])
+    result = decided(observed(session=session(FIRST), pods=(pod(ready=False, container=container),)))
+    _, found, message = condition(result, "PodsReady")
+    assert found == reason
     assert words in message
 
 

@@ -24,6 +24,9 @@ VOLUME_SOURCES = frozenset(
 )
 """Keys of a PersistentVolume's spec of which each says what it comes from."""
 
+INITIALIZING = "PodInitializing"
+"""What a kubelet says of containers while those that start before them have not done so."""
+
 
 def parse_time(text: str | None) -> datetime | None:
     """An RFC 3339 time of the API server, or None."""
@@ -201,13 +204,18 @@ def _deletion_requested(metadata: Body) -> datetime | None:
 
 
 def container_of(status: Body, name: str) -> Container:
-    """The state of one container in the status of a pod, ordinary or sidecar."""
+    """The state of one container in the status of a pod, ordinary or sidecar.
+
+    One that waits for those before it says what they wait for.
+    """
     listed = (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ()))
     found = [item for item in listed if item["name"] == name]
     if not found:
         return Container()
     state, last = found[0].get("state", {}), found[0].get("lastState", {})
     waiting = state.get("waiting", {})
+    if waiting.get("reason") == INITIALIZING:
+        waiting = _held_up(status) or waiting
     ended = state.get("terminated") or last.get("terminated") or {}
     return Container(
         running="running" in state,
@@ -219,3 +227,12 @@ def container_of(status: Body, name: str) -> Container:
         exit_message=ended.get("message", "").strip(),
         finished=parse_time(ended.get("finishedAt")),
     )
+
+
+def _held_up(status: Body) -> Body | None:
+    """Why the first of the containers that start before the others does not start; None if it just takes its time."""
+    for item in status.get("initContainerStatuses", ()):
+        waiting = item.get("state", {}).get("waiting", {})
+        if waiting.get("reason") not in (None, "", INITIALIZING, "ContainerCreating"):
+            return {**waiting, "message": f"container {item['name']}: {waiting.get('message', '')}"}
+    return None
