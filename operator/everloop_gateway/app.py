@@ -19,9 +19,10 @@ from everloop_gateway.held import HeldResponse, error_answer
 from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
 from everloop_gateway.ids import shorten
 from everloop_gateway.keys import Principal, Unauthorized
-from everloop_gateway.kube import ApiRefused, pause
+from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
 from everloop_gateway.listings import LONGEST_PAGE, Listings, page_number
 from everloop_gateway.refusal import Refusal
+from everloop_gateway.unseen_keys import TooManyQuestions
 from everloop_gateway.upstream import Answer, Progress
 from everloop_operator.api import tokens
 
@@ -221,9 +222,11 @@ class App:
         if not await pause(self._cluster.ready, SYNC_SECONDS):
             raise HTTPException(503, "the gateway has not read its API keys yet", {"Retry-After": "1"})
         try:
-            return self._cluster.authenticate(request.headers.get("x-api-key", ""))
+            return await self._cluster.authenticate(request.headers.get("x-api-key", ""))
         except Unauthorized as error:
             raise HTTPException(401, str(error)) from None
+        except (TooManyQuestions, ApiUnavailable, ApiRefused):
+            raise HTTPException(503, "X-API-Key: unknown, and can't be looked up now", {"Retry-After": "1"}) from None
 
     def _check_session(self, principal: Principal, session_id: str) -> None:
         if not self._cluster.owns(principal, session_id):

@@ -20,6 +20,7 @@ from everloop_operator.api import names
 CACHED = 100_000
 LINEAGE_PREFIX = "evl-"
 FIELD_LINEAGE = "lineage"
+FIELD_JOB = "jobUID"
 
 
 class Bindings:
@@ -96,6 +97,8 @@ def _to_config_map(stream: Stream, binding: Binding) -> dict[str, Any]:
     }
     if binding.weights is not None:
         data["weights"] = binding.weights
+    if binding.job:
+        data[FIELD_JOB] = binding.job
     if binding.lineage is not None:
         data[FIELD_LINEAGE] = binding.lineage
     return _config_map(stream.binding_name, binding, names.TYPE_BINDING, binding.claim, data)
@@ -137,4 +140,5 @@ def _from_config_map(resource: dict[str, Any]) -> Binding | None:
         key_id=data["keyId"],
         claim=Claim(data["claim"], data["claimUID"]),
         lineage=data.get(FIELD_LINEAGE),
+        job=data.get(FIELD_JOB, ""),
     )

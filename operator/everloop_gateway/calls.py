@@ -84,7 +84,7 @@ class Calls:
             session_id = parse_stream(binding.id, "model_id").session_id
             number = _read(wire.number_field, body, "sampling_session_seq_id")
             sampler = Stream(session_id, "sample", number)
-            await self._ensure(sampler, replace(binding, id=sampler.id, weights=None), progress)
+            await self._ensure(sampler, binding.derive(sampler.id, incoming.principal, None), progress)
         request_id = f"{binding.id}:{_read(wire.number_field, body, 'seq_id')}"
         intent = Intent(request_id, binding.namespace, incoming.path, incoming.body)
         return await self._intents.answer(intent, self._deliver(incoming, binding, Kind.SAVE, progress), progress)
@@ -93,18 +93,18 @@ class Calls:
         """Forward a load, naming the path if the key may read it; a load that creates a model binds that first.
 
         The new model belongs where its checkpoint is. An operation of an existing model is never refused here: one
-        whose path is not the key's own ends as a failed operation.
+        whose path the key may not read ends as a failed operation.
         """
         body = _json(incoming.body)
         path = _read(wire.text_field, body, "path")
         if body.get("model_id") is not None:
             binding = await self._model(incoming.principal, _read(wire.text_field, body, "model_id"), progress)
-            headers = {WEIGHTS_HEADER: path} if self._may_read(incoming.principal, path) else {}
+            headers = {WEIGHTS_HEADER: path} if await self._may_read(incoming.principal, path, progress) else {}
         else:
             stream = self._new_stream(incoming.principal, body, "train", "model_seq_id")
-            source = await self._path_owner(incoming.principal, path, "path", progress)
+            source = await self._source(incoming.principal, path, "path", progress)
             headers = {WEIGHTS_HEADER: path}
-            binding = await self._ensure(stream, replace(source, id=stream.id, weights=None), progress)
+            binding = await self._ensure(stream, source.derive(stream.id, incoming.principal, None), progress)
         base_model = _read(wire.optional_text_field, body, "base_model")
         if base_model is not None and canonical_name(base_model, self._cluster.catalogue.entries) == binding.base_model:
             # An alias of the catalogue, which the pod does not know.
@@ -156,8 +156,8 @@ class Calls:
         base_model = _read(wire.optional_text_field, body, "base_model")
         path = _read(wire.optional_text_field, body, "model_path")
         if path is not None:
-            model = await self._path_owner(incoming.principal, path, "model_path", progress)
-            await self._ensure(stream, replace(model, id=stream.id, weights=path), progress)
+            model = await self._source(incoming.principal, path, "model_path", progress)
+            await self._ensure(stream, model.derive(stream.id, incoming.principal, path), progress)
         elif base_model is not None:
             await self._bind(incoming.principal, stream, base_model, BASE_WEIGHTS, progress)
         else:
@@ -175,7 +175,7 @@ class Calls:
     async def weights_info(self, incoming: Incoming, progress: Progress) -> Answer:
         """What the model of a checkpoint is."""
         path = _read(wire.text_field, _json(incoming.body), "tinker_path")
-        binding = await self._path_owner(incoming.principal, path, "tinker_path", progress)
+        binding = await self._source(incoming.principal, path, "tinker_path", progress)
         return await self._deliver(incoming, binding, Kind.QUERY, progress)
 
     async def _deliver(
@@ -204,7 +204,7 @@ class Calls:
             return existing
         needs_slot = stream.kind == "train"
         session = await self._creation.session_for(principal, base_model, progress, needs_slot=needs_slot)
-        return await self._ensure(stream, session.bind(stream.id, principal.key_id, weights), progress)
+        return await self._ensure(stream, session.bind(stream.id, principal, weights), progress)
 
     def _new_stream(self, principal: Principal, body: dict[str, Any], kind: Any, number_field: str) -> Stream:
         session_id = _read(wire.text_field, body, "session_id")
@@ -213,8 +213,7 @@ class Calls:
 
     def _check_owner(self, principal: Principal, session_id: str, field: str) -> None:
         if not self._cluster.owns(principal, session_id):
-            where = "" if field == "session_id" else f"{field}: "
-            raise Refusal(403, f"{where}session_id {shorten(session_id)!r} was not created with this API key")
+            raise _foreign(session_id, field)
 
     async def bound_model(self, principal: Principal, model_id: str, field: str, progress: Progress) -> Binding:
         """Where a model of this key is. Raises Refusal naming the field."""
@@ -227,22 +226,28 @@ class Calls:
     async def _model(self, principal: Principal, model_id: str, progress: Progress) -> Binding:
         return await self.bound_model(principal, model_id, "model_id", progress)
 
-    async def _path_owner(self, principal: Principal, path: str, field: str, progress: Progress) -> Binding:
+    async def _source(self, principal: Principal, path: str, field: str, progress: Progress) -> Binding:
+        """Where a checkpoint is that the key may read. Raises Refusal naming the field."""
         try:
             stream = parse_tinker_path(path, field)
         except MalformedId as error:
             raise Refusal(400, str(error)) from None
-        if path == principal.checkpoint:
-            return await self._existing(principal, stream, field, progress)
-        return await self._bound(principal, stream, field, progress)
+        if not await self._may_read(principal, path, progress):
+            raise _foreign(stream.session_id, field)
+        return await self._existing(principal, stream, field, progress)
 
-    def _may_read(self, principal: Principal, path: str) -> bool:
-        if path == principal.checkpoint:
-            return True
+    async def _may_read(self, principal: Principal, path: str, progress: Progress) -> bool:
+        """Whether a checkpoint is the key's own, or the one that its Secret names, or, for a person's key, a job's."""
         try:
-            return self._cluster.owns(principal, parse_tinker_path(path, "path").session_id)
+            stream = parse_tinker_path(path, "path")
         except MalformedId:
             return False
+        if path == principal.checkpoint or self._cluster.owns(principal, stream.session_id):
+            return True
+        if principal.job:
+            return False
+        binding = await self._find(principal, stream, progress)
+        return binding is not None and self._cluster.made_by_job(principal.namespace, stream.session_id, binding.job)
 
     async def _bound(self, principal: Principal, stream: Stream, field: str, progress: Progress) -> Binding:
         self._check_owner(principal, stream.session_id, field)
@@ -262,6 +267,11 @@ class Calls:
     async def _ensure(self, stream: Stream, binding: Binding, progress: Progress) -> Binding:
         progress.outage = self._cluster.api_outage_seconds
         return await until_available(lambda: self._cluster.bindings.ensure(stream, binding), progress)
+
+
+def _foreign(session_id: str, field: str) -> Refusal:
+    where = "" if field == "session_id" else f"{field}: "
+    return Refusal(403, f"{where}session_id {shorten(session_id)!r} was not created with this API key")
 
 
 def _sampler(text: str) -> Stream:

@@ -10,11 +10,22 @@ from typing import Any
 import structlog
 
 from everloop_gateway.bindings import Bindings
-from everloop_gateway.keys import Principal, Unauthorized, authenticate, key_id_of
+from everloop_gateway.keys import (
+    InvalidKeySecret,
+    KeyRecord,
+    Principal,
+    Unauthorized,
+    authenticate,
+    fits,
+    key_id_of,
+    record_from_secret,
+    secret_name,
+)
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, Kube
 from everloop_gateway.routing import SessionView, session_view
 from everloop_gateway.settings import Settings
 from everloop_gateway.state import Catalogue, Keys, Sessions, SessionSink
+from everloop_gateway.unseen_keys import UnseenKeys
 from everloop_gateway.watch import Follower
 from everloop_operator.api import names, tokens
 
@@ -34,6 +45,7 @@ class Cluster:
         self.ready = asyncio.Event()
         self._kube = kube
         self._keys = Keys()
+        self._unseen = UnseenKeys(self._read_key)
         self._master: bytes | None = None
         self._namespaces = settings.namespaces
         self._release = f"/api/v1/namespaces/{settings.release_namespace}"
@@ -76,11 +88,21 @@ class Cluster:
         assert self._master is not None
         return self._master
 
-    def authenticate(self, key: str) -> Principal:
-        """Whose key is it? Raises Unauthorized."""
+    async def authenticate(self, key: str) -> Principal:
+        """Whose key is it?
+
+        Raises:
+            Unauthorized: nobody's, as far as the API server knows now.
+            TooManyQuestions, ApiUnavailable, ApiRefused: that can't be told now.
+        """
         if not key:
             raise Unauthorized("X-API-Key: required")
-        principal = authenticate(key, self._keys.get(key_id_of(key)), datetime.now(UTC))
+        key_id = key_id_of(key)
+        record = self._keys.get(key_id)
+        if not fits(key, record):
+            # The watch may be behind: a key that was made, or took another's place, a moment ago.
+            record = await self._unseen.find(key, key_id)
+        principal = authenticate(key, record, datetime.now(UTC))
         if self._namespaces and principal.namespace not in self._namespaces:
             where = f"its namespace {principal.namespace!r}"
             raise Unauthorized(f"X-API-Key: {where} is none of those that this installation serves")
@@ -89,6 +111,14 @@ class Cluster:
     def owns(self, principal: Principal, session_id: str) -> bool:
         """Was this client session opened with this key?"""
         return tokens.verify_session_id(self.master(), principal.namespace, principal.key_id, session_id)
+
+    def made_by_job(self, namespace: str, session_id: str, job: str) -> bool:
+        """Was this client session opened, in this namespace, with the key of the RLJob with this UID?
+
+        The id proves it: who writes another UID into a binding opens nothing by that.
+        """
+        master = self.master()
+        return tokens.verify_session_id(master, namespace, tokens.job_key_id(master, job), session_id)
 
     async def list_sessions(self, namespace: str) -> list[SessionView]:
         """The TrainingSessions of a namespace as they are now. Raises ApiUnavailable, ApiRefused."""
@@ -121,6 +151,15 @@ class Cluster:
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         body = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_WAKE: time}}}
         await self._kube.merge(f"{_sessions_path(namespace)}/{name}", body, names.GATEWAY_FIELD_MANAGER)
+
+    async def _read_key(self, key_id: str) -> KeyRecord | None:
+        secret = await self._kube.get(f"{self._release}/secrets/{secret_name(key_id)}")
+        if secret is None or (secret["metadata"].get("labels") or {}).get(names.LABEL_TYPE) != names.TYPE_API_KEY:
+            return None
+        try:
+            return record_from_secret(secret)
+        except InvalidKeySecret:
+            return None  # the watch says so in the log
 
     async def _read_master(self) -> bytes:
         """Read the master key, which the operator creates; it never changes."""

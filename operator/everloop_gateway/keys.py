@@ -41,6 +41,8 @@ class KeyRecord:
     """The one TrainingSession that new models may go to; empty for any."""
     checkpoint: str = ""
     """A checkpoint of somebody else's that may be read."""
+    job: str = ""
+    """UID of the RLJob whose key it is; empty for a person's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Principal:
     subject: str
     session: str = ""
     checkpoint: str = ""
+    job: str = ""
 
 
 def secret_name(key_id: str) -> str:
@@ -94,18 +97,24 @@ def record_from_secret(secret: dict[str, Any]) -> KeyRecord:
         expires=_expiry(name, fields["expires"]),
         session=fields["session"],
         checkpoint=fields["checkpoint"],
+        job=(secret["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, ""),
     )
+
+
+def fits(key: str, record: KeyRecord | None) -> bool:
+    """Is this the key of the record? Compares in constant time."""
+    # Unknown ids take the same path as wrong secrets, so that the time taken tells them apart no better.
+    expected = record.sha256 if record is not None else "0" * 64
+    return hmac.compare_digest(expected, digest(key))
 
 
 def authenticate(key: str, record: KeyRecord | None, now: datetime) -> Principal:
     """Check a key against the record of its id. Raises Unauthorized."""
-    # Unknown ids take the same path as wrong secrets, so that the time taken tells them apart no better.
-    expected = record.sha256 if record is not None else "0" * 64
-    if not hmac.compare_digest(expected, digest(key)) or record is None:
+    if not fits(key, record) or record is None:
         raise Unauthorized("X-API-Key: unknown or revoked API key")
     if record.expires is not None and now >= record.expires:
         raise Unauthorized(f"X-API-Key: this API key expired at {record.expires.isoformat()}")
-    return Principal(record.namespace, record.key_id, record.subject, record.session, record.checkpoint)
+    return Principal(record.namespace, record.key_id, record.subject, record.session, record.checkpoint, record.job)
 
 
 def mint(

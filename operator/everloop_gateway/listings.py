@@ -69,10 +69,7 @@ class Listings:
         """What every pod of the namespace has of this key."""
         views = [view for view in self._cluster.sessions.in_namespace(principal.namespace) if _may_have_runs(view)]
         answers = await asyncio.gather(
-            *(
-                self._upstream.deliver(view.bind(view.title, principal.key_id, None), _get(what), progress)
-                for view in views
-            )
+            *(self._upstream.deliver(view.bind(view.title, principal, None), _get(what), progress) for view in views)
         )
         found: list[dict[str, Any]] = []
         for view, answer in zip(views, answers, strict=True):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from everloop_gateway.keys import Principal
 from everloop_operator.api import names
 
 # A TrainingSession that is not seen may be about to be: another replica's watch was ahead of ours,
@@ -79,7 +80,7 @@ class SessionView:
         """One sentence on what is happening, for the user who waits."""
         return f"{self.title} is {self.phase or 'new'}" + (f": {self.explanation}" if self.explanation else "")
 
-    def bind(self, identifier: str, key_id: str, weights: str | None) -> Binding:
+    def bind(self, identifier: str, principal: Principal, weights: str | None) -> Binding:
         """The binding of a stream, for this key, to this session as it is today."""
         return Binding(
             id=identifier,
@@ -88,9 +89,10 @@ class SessionView:
             uid=self.uid,
             base_model=self.base_model,
             weights=weights,
-            key_id=key_id,
+            key_id=principal.key_id,
             claim=self.claim,
             lineage=self.lineage or None,
+            job=principal.job,
         )
 
 
@@ -111,6 +113,12 @@ class Binding:
     key_id: str
     claim: Claim
     lineage: str | None
+    job: str = ""
+    """UID of the RLJob whose key it was made with."""
+
+    def derive(self, identifier: str, principal: Principal, weights: str | None) -> Binding:
+        """The binding of another stream, for this key, to the same storage."""
+        return replace(self, id=identifier, weights=weights, key_id=principal.key_id, job=principal.job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ def test_key_of_a_job_opens_the_gateway_for_its_namespace_and_session() -> None:
     """The gateway authenticates it; new models go to the job's session, and the start checkpoint may be read."""
     key, record = stored(1)
     principal = keys.authenticate(key, record, datetime.now(UTC))
-    assert principal == keys.Principal("team", keys.key_id_of(key), "rljob:team:poems", "tuned", f"{PATH}0")
+    assert principal == keys.Principal("team", keys.key_id_of(key), "rljob:team:poems", "tuned", f"{PATH}0", "uid-job")
     assert record.expires is None
 
 
