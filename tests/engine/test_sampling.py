@@ -182,6 +182,42 @@ def test_weights_that_have_diverged_fail_their_own_requests_only(tiny_base: Base
     assert found == {key: _sample(tiny_base, replace(REQUEST, num_samples=2)) for key in (0, 3)}
 
 
+@pytest.mark.parametrize("length", [1, 2, 300])
+def test_scores_are_those_of_a_plain_forward_pass(tiny_base: BaseModel, tiny_model: Path, length: int) -> None:
+    """Of each prompt token but the first, with the likeliest beside it, over several slices of the head."""
+    prompt = [(index * 11) % 256 for index in range(length)]
+    request = replace(REQUEST, prompt=prompt, prompt_logprobs=True, topk_prompt_logprobs=5, topk_sample_logprobs=4)
+    sampler = Sampler(tiny_base)
+    sampler.add(0, request, None)
+    answer = b""
+    while sampler.busy:
+        for _, ended in sampler.step():
+            assert isinstance(ended, bytes)
+            answer = ended
+    response = tinker_public.SampleResponse.FromString(answer)
+    (sequence,) = response.sequences
+    tokens = np.frombuffer(sequence.tokens, np.int32).tolist()
+    with torch.no_grad():
+        scores = torch.log_softmax(plain_model(tiny_model)(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0], -1)
+    found = np.frombuffer(response.prompt_logprobs, np.float32)
+    assert np.isnan(found[0])
+    assert len(found) == length
+    expected = scores[torch.arange(length - 1), torch.tensor(prompt[1:], dtype=torch.int64)].numpy()
+    np.testing.assert_allclose(found[1:], expected, rtol=1e-4, atol=1e-4)
+    for told, k, first, empty in (
+        (response.topk_prompt_logprobs, 5, 0, 1),
+        (sequence.topk_sampled_logprobs, 4, length - 1, 0),
+    ):
+        ids = np.frombuffer(told.token_ids, np.int32).reshape(told.length, told.k)
+        logprobs = np.frombuffer(told.logprobs, np.float32).reshape(told.length, told.k)
+        assert told.k == k
+        assert (ids[:empty] == 0).all()
+        assert (logprobs[:empty] == -99999.0).all()
+        top = scores[first : first + told.length - empty].topk(k)
+        np.testing.assert_allclose(logprobs[empty:], top.values.numpy(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(ids[empty:], top.indices.numpy())
+
+
 def test_the_youngest_gives_way(tiny_base: BaseModel) -> None:
     """Whoever is let go for want of memory is the one that came last of those under way."""
     sampler = Sampler(tiny_base)
@@ -250,6 +286,11 @@ def test_max_tokens_absent_fills_the_context(tiny_base: BaseModel) -> None:
         ({"top_k": 0}, r"^sampling_params\.top_k: must be -1 or at least 1"),
         ({"stop": ("",)}, r"^sampling_params\.stop: a stop string must not be empty"),
         ({"stop": ("a", 1)}, r"^sampling_params\.stop: must be a string"),
+        ({"topk_prompt_logprobs": 257}, "^topk_prompt_logprobs: must be 0 to 256, got 257"),
+        ({"topk_sample_logprobs": -1}, "^topk_sample_logprobs: must be 0 to 256, got -1"),
+        ({"prompt_logprobs_last_n": 2}, "^prompt_logprobs_last_n: needs prompt_logprobs"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 4}, "^prompt_logprobs_last_n: must be 1 to 3"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 0}, "^prompt_logprobs_last_n: must be 1 to 3"),
     ],
 )
 def test_refusals(tiny_base: BaseModel, changes: dict[str, object], message: str) -> None:

@@ -161,6 +161,23 @@ def everything(seed: int) -> None:
             logprobs=[len(sequence.logprobs or []) for sequence in answer.sequences],
             reasons=[sequence.stop_reason for sequence in answer.sequences],
         )
+    text = types.ModelInput.from_ints([5, 6, 7, 8, 9])
+    forward = client.forward([datum([5, 6, 7, 8], [6, 7, 8, 9])], "cross_entropy").result()
+    trained = list(forward.loss_fn_outputs[0]["logprobs"].data)
+    current = client.save_weights_and_get_sampling_client().result()
+    greedy = types.SamplingParams(max_tokens=3, temperature=0.0, stop=[])
+    asked = current.sample(text, 1, greedy, True, topk_prompt_logprobs=3, topk_sample_logprobs=2).result()
+    last = current.sample(text, 1, greedy, True, prompt_logprobs_last_n=2).result()
+    say(
+        event="logprobs",
+        trained=trained,
+        computed=current.compute_logprobs(text).result(),
+        prompt=asked.prompt_logprobs,
+        prompt_likeliest=asked.topk_prompt_logprobs,
+        sampled=[asked.sequences[0].tokens, asked.sequences[0].logprobs],
+        likeliest=asked.sequences[0].topk_logprobs,
+        last=last.prompt_logprobs,
+    )
     service.close("success").result()
     say(event="done")
 
@@ -226,7 +243,8 @@ def refusals() -> None:
         "token",
         lambda: sampler.sample(types.ModelInput.from_ints([5, 10_000]), 1, types.SamplingParams(max_tokens=2)).result(),
     )
-    tried("logprobs", lambda: sampler.compute_logprobs(prompt).result())
+    short = types.SamplingParams(max_tokens=2)
+    tried("topk", lambda: sampler.sample(prompt, 1, short, topk_prompt_logprobs=10_000).result())
     tried("good", lambda: sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2)).result())
     service.close("success").result()
     say(event="done")

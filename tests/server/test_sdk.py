@@ -27,6 +27,28 @@ def test_every_call_that_is_served(stub: Stub) -> None:
     assert samples["named"]["tokens"] == samples["ephemeral"]["tokens"] != samples["base"]["tokens"]
 
 
+def test_prompts_are_scored_as_the_trainer_scores_them(stub: Stub) -> None:
+    """compute_logprobs and its kin: the first token has none, the others the trainer's; the likeliest come first."""
+    with SdkProgram(stub.url, "everything", seed=5) as program:
+        program.finish()
+    (told,) = program.named("logprobs")
+    for scored in (told["computed"], told["prompt"]):
+        assert scored[0] is None
+        assert scored[1:] == pytest.approx(told["trained"], abs=1e-4)
+    assert told["last"][:3] == [None] * 3
+    assert told["last"][3:] == pytest.approx(told["trained"][2:], abs=1e-4)
+    assert told["prompt_likeliest"][0] is None
+    for likeliest, mine in zip(told["prompt_likeliest"][1:], told["trained"], strict=True):
+        logprobs = [logprob for _, logprob in likeliest]
+        assert len(logprobs) == 3
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert logprobs[0] >= mine - 1e-4
+    tokens, logprobs = told["sampled"]
+    for token, logprob, likeliest in zip(tokens, logprobs, told["likeliest"], strict=True):
+        assert likeliest[0] == [token, pytest.approx(logprob, abs=1e-5)], "it is greedy"
+        assert likeliest[1][1] <= logprob
+
+
 def test_chunks_equal_one_request_and_a_bad_one_harms_nothing(stub: Stub) -> None:
     """A bad datum in each chunk position is a RequestFailedError of the user; the good chunks beside it never count."""
     with SdkProgram(stub.url, "chunks", seed=5, sequences=5) as program:
@@ -61,7 +83,7 @@ def test_refusals_name_the_field(stub: Stub) -> None:
         "again": "already exists",
         "max_tokens": "max_tokens",
         "token": "prompt",
-        "logprobs": "prompt_logprobs",
+        "topk": "topk_prompt_logprobs",
     }
     assert refused.keys() == fields.keys()
     for name, field in fields.items():

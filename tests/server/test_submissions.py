@@ -109,6 +109,19 @@ def test_bad_creations_are_refused_under_their_number(changes: dict[str, Any], p
     assert problem in operation.args.error
 
 
+def test_scores_that_are_asked_for_reach_the_engine() -> None:
+    """Each of the four under its own name."""
+    asked = {
+        "prompt_logprobs": True,
+        "prompt_logprobs_last_n": 2,
+        "topk_prompt_logprobs": 3,
+        "topk_sample_logprobs": 4,
+    }
+    args = submissions.sample(SAMPLE | asked, "base").args
+    assert isinstance(args, Sample)
+    assert {name: getattr(args, name) for name in asked} == asked
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -117,8 +130,8 @@ def test_bad_creations_are_refused_under_their_number(changes: dict[str, Any], p
         ({"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "prompt.chunks[0]"),
         ({"prompt": {"chunks": [{"tokens": ["a"]}]}}, "prompt.chunks[0]"),
         ({"sampling_params": {"temperature": float("nan")}}, "sampling_params.temperature"),
-        ({"prompt_logprobs": True}, "prompt_logprobs"),
-        ({"topk_prompt_logprobs": 3}, "topk_prompt_logprobs"),
+        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
+        ({"record_stability_info": True}, "record_stability_info"),
     ],
 )
 def test_bad_samples_are_refused_under_their_number(changes: dict[str, Any], problem: str) -> None:

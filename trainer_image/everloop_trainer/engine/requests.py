@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.errors import ContentError
 
+MOST_LIKELIEST = 256
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
@@ -24,6 +26,10 @@ class SampleRequest:
         seed: 64 bits.
         stop: None: at EOS. Strings: at any of them, or EOS. Token ids: at these and nothing else; an empty list never
             stops. Whatever stops a completion is part of it.
+        prompt_logprobs: whether the prompt's tokens are scored.
+        prompt_logprobs_last_n: only so many of them, from the end; None: all but the first, which follows nothing.
+        topk_prompt_logprobs: so many of the likeliest tokens are told at each of these positions.
+        topk_sample_logprobs: and so many at each sampled one.
     """
 
     prompt: Sequence[int]
@@ -34,6 +40,17 @@ class SampleRequest:
     top_k: int
     seed: int
     stop: str | Sequence[str] | Sequence[int] | None
+    prompt_logprobs: bool = False
+    prompt_logprobs_last_n: int | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+
+    @property
+    def scored(self) -> int:
+        """How many tokens at the end of the prompt are scored."""
+        if not (self.prompt_logprobs or self.topk_prompt_logprobs):
+            return 0
+        return len(self.prompt) - 1 if self.prompt_logprobs_last_n is None else self.prompt_logprobs_last_n
 
     def check(self, base: BaseModel) -> int:
         """Return the most tokens one completion may have; raise ContentError naming the field that is wrong."""
@@ -61,6 +78,17 @@ class SampleRequest:
             raise ContentError(f"sampling_params.top_p: must be above 0 and at most 1, got {self.top_p}")
         if self.top_k != -1 and self.top_k < 1:
             raise ContentError(f"sampling_params.top_k: must be -1 or at least 1, got {self.top_k}")
+        most = min(MOST_LIKELIEST, base.vocab_size)
+        for name, k in (("prompt", self.topk_prompt_logprobs), ("sample", self.topk_sample_logprobs)):
+            if not 0 <= k <= most:
+                raise ContentError(f"topk_{name}_logprobs: must be 0 to {most}, got {k}")
+        last = self.prompt_logprobs_last_n
+        if last is not None and not self.prompt_logprobs:
+            raise ContentError("prompt_logprobs_last_n: needs prompt_logprobs")
+        if last is not None and not 1 <= last < length:
+            raise ContentError(
+                f"prompt_logprobs_last_n: must be 1 to {length - 1}, the prompt's length less 1, got {last}"
+            )
         return wanted
 
 

@@ -25,6 +25,7 @@ from everloop_trainer.engine.choosing import choose, log_sum_exp, uniform
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.lora import Adapter
 from everloop_trainer.engine.requests import SampleRequest, StopRule, stop_rule
+from everloop_trainer.engine.scores import Likeliest, PromptScores, score_prompt
 from everloop_trainer.tinker_proto import tinker_public
 
 MOST_ROWS = 64
@@ -37,6 +38,7 @@ _TAIL_TOKENS = 4
 class _Completion:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    likeliest: Likeliest = field(default_factory=lambda: Likeliest([], []))
     stopped: bool = False
 
 
@@ -53,6 +55,7 @@ class _Job:
     begun: int = 0
     ended: int = 0
     prefilled: tuple[DynamicCache, NDArray[np.float64]] | None = None
+    scores: PromptScores | None = None
 
 
 @dataclass(slots=True)
@@ -147,7 +150,10 @@ class Sampler:
         """Run a prompt, alone: its bits do not depend on other prompts either."""
         self._base.use(job.adapter)
         cache = DynamicCache()
-        hidden = self._base.hidden(torch.tensor([list(job.request.prompt)], dtype=torch.int64), cache)
+        prompt, scored = job.request.prompt, job.request.scored
+        hidden = self._base.hidden(torch.tensor([list(prompt)], dtype=torch.int64), cache)
+        if scored:
+            job.scores = score_prompt(self._base, hidden[0], prompt, scored, job.request.topk_prompt_logprobs)
         return cache, _finite(self._base.logits(hidden[0, -1:])[0])
 
     def _go_on(self, job: _Job, index: int, logits: NDArray[np.float64]) -> int | None:
@@ -157,6 +163,8 @@ class Sampler:
         token = choose(logits, request.temperature, request.top_k, request.top_p, number)
         completion.tokens.append(token)
         completion.logprobs.append(float(logits[token] - log_sum_exp(logits)))
+        if request.topk_sample_logprobs:
+            completion.likeliest.add(logits, request.topk_sample_logprobs)
         completion.stopped = token in job.rule.ids or self._holds(completion.tokens, job.rule.texts)
         return None if completion.stopped or len(completion.tokens) == job.limit else token
 
@@ -165,13 +173,23 @@ class Sampler:
         job.ended += 1
         if job.ended < len(job.completions):
             return []
+        request, scores = job.request, job.scores
         response = tinker_public.SampleResponse()
         for completion in job.completions:
-            response.sequences.add(
+            sequence = response.sequences.add(
                 stop_reason=tinker_public.STOP_REASON_STOP if completion.stopped else tinker_public.STOP_REASON_LENGTH,
                 tokens=np.asarray(completion.tokens, np.int32).tobytes(),
                 logprobs=np.asarray(completion.logprobs, np.float32).tobytes(),
             )
+            if k := request.topk_sample_logprobs:
+                sequence.topk_sampled_logprobs.CopyFrom(completion.likeliest.to_proto(k, len(completion.tokens)))
+        if request.prompt_logprobs:
+            before = np.full(len(request.prompt) - request.scored, np.nan, np.float32)
+            told = before if scores is None else np.concatenate([before, scores.logprobs])
+            response.prompt_logprobs = told.tobytes()
+        if k := request.topk_prompt_logprobs:
+            likeliest = Likeliest([], []) if scores is None else scores.likeliest
+            response.topk_prompt_logprobs.CopyFrom(likeliest.to_proto(k, len(request.prompt)))
         return [(job.key, bytes(response.SerializeToString(deterministic=True)))]
 
     def _let_go(self, job: _Job) -> None:

@@ -127,6 +127,10 @@ class EngineClient:
             top_k=sample.top_k,
             seed=sample.seed,
             stop=sample.stop,
+            prompt_logprobs=sample.prompt_logprobs,
+            prompt_logprobs_last_n=sample.prompt_logprobs_last_n,
+            topk_prompt_logprobs=sample.topk_prompt_logprobs,
+            topk_sample_logprobs=sample.topk_sample_logprobs,
         )
         return response
 

@@ -192,12 +192,8 @@ def _sample(body: Body, weights: str | None) -> Arguments:
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise _ContentError(f"num_samples: must be between 1 and {MAX_SAMPLES}, got {request.num_samples}")
     unserved: dict[str, bool] = {
-        "prompt_logprobs": bool(request.prompt_logprobs),
-        "topk_prompt_logprobs": request.topk_prompt_logprobs > 0,
-        "topk_sample_logprobs": request.topk_sample_logprobs > 0,
         "target_prompt_logprobs": request.target_prompt_logprobs is not None,
         "prompt_alt_tokens_k": request.prompt_alt_tokens_k > 0,
-        "prompt_logprobs_last_n": request.prompt_logprobs_last_n is not None,
         "record_stability_info": bool(request.record_stability_info),
     }
     for name, asked in unserved.items():
@@ -221,6 +217,10 @@ def _sample(body: Body, weights: str | None) -> Arguments:
         stop=stop,  # type: ignore[arg-type]  # a list is of one type throughout, which tuple() forgets
         seed=params.seed,
         weights=_weights(weights),
+        prompt_logprobs=bool(request.prompt_logprobs),
+        prompt_logprobs_last_n=request.prompt_logprobs_last_n,
+        topk_prompt_logprobs=request.topk_prompt_logprobs,
+        topk_sample_logprobs=request.topk_sample_logprobs,
     )
 
 

@@ -109,7 +109,8 @@ class Sample:
     """SDK `asample`: `num_samples` continuations of a prompt of token ids.
 
     `weights`: None for the base model, a tinker path, or `WEIGHTS_OF_SAMPLER`; acceptance resolves the latter two to
-    a frozen file, and `seed` None to a number. `stop`: None stops at EOS, an empty list at nothing.
+    a frozen file, and `seed` None to a number. `stop`: None stops at EOS, an empty list at nothing. The last four say
+    which log-probabilities are told beside those of the sampled tokens.
     """
 
     KIND: ClassVar[str] = "sample"
@@ -122,6 +123,10 @@ class Sample:
     stop: str | tuple[str, ...] | tuple[int, ...] | None
     seed: int | None
     weights: str | None
+    prompt_logprobs: bool = False
+    prompt_logprobs_last_n: int | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
 
 
 @with_config(STRICT)
@@ -164,8 +169,11 @@ def asked_kind(args: Arguments) -> str:
 
 
 def arguments_to_json(args: Arguments) -> dict[str, Any]:
-    """The arguments as plain values for the journal, which JSON can hold; as JSON values, NaN would become null."""
-    dumped: dict[str, Any] = _ADAPTERS[args.KIND].dump_python(args)
+    """The arguments as plain values for the journal, which JSON can hold; as JSON values, NaN would become null.
+
+    Without those that have their defaults: what an older version does not know it need not read where it isn't used.
+    """
+    dumped: dict[str, Any] = _ADAPTERS[args.KIND].dump_python(args, exclude_defaults=True)
     return dumped
 
 
