@@ -130,9 +130,14 @@ async def test_an_engine_that_works_is_heard(engine: EngineClient) -> None:
             await asyncio.sleep(0.05)
 
 
-LISTENER = (
-    "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); time.sleep(60)"
-)
+LISTENER = """
+import os, socket, sys, time
+s = socket.socket(socket.AF_UNIX)
+s.bind(sys.argv[1] + ".new")
+s.listen()
+os.rename(sys.argv[1] + ".new", sys.argv[1])  # whoever sees it can connect
+time.sleep(60)
+"""
 
 
 async def test_a_frozen_spare_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
