@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import os
 import signal
@@ -238,9 +239,19 @@ def configure_logging() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
 
 
+def spare_the_collector() -> None:
+    """Lets Python's cyclic collector look less often at a memory of lasting objects, which lists fill rapidly.
+
+    With the defaults it takes a third of the CPU time of a start over 10,000 sessions.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def main() -> int:
     """The command."""
     configure_logging()
+    spare_the_collector()
     try:
         asyncio.run(_main(read(os.environ)))
     except Stopped:

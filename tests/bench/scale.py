@@ -22,6 +22,7 @@ def run(place: Path) -> list[Measure]:
     """Raises AssertionError if the operator does not come to rest, or does not replace what is lost."""
     with stage(place, SESSIONS, NODES) as there:
         rest = come_to_rest(there)
+        cpu = there.operator.cpu_seconds()
         peak = there.operator.mib("VmHWM")
         there.log.read(USER)
         busy = there.operator.cpu_seconds()
@@ -33,6 +34,7 @@ def run(place: Path) -> list[Measure]:
     over = f"{SESSIONS:,} sessions"
     return [
         Measure(f"restart over {over}: first list until the last call", rest.seconds, "s", GOAL_SECONDS),
+        Measure(f"restart over {over}: CPU time from the start until every pod was asked", cpu, "s"),
         Measure(f"restart over {over}: calls", len(rest.calls), ""),
         Measure(f"restart over {over}: writes", sum(call.writes for call in rest.calls), "", 0),
         Measure(f"operator over {over}: resident memory", resident, "MiB", GOAL_MIB),

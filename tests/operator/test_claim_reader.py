@@ -6,7 +6,9 @@ import asyncio
 from datetime import datetime, timedelta
 
 from everloop_operator.core.observed import Pod
+from everloop_operator.loop import resync
 from everloop_operator.loop.claim_reader import BOUND_SECONDS, ClaimReader
+from everloop_operator.loop.poller import pause
 from everloop_operator.loop.ports import Key
 from tests.operator.builders import NOW, ago, pod
 from tests.operator.one_cluster import OneCluster
@@ -51,3 +53,8 @@ async def test_a_pod_that_was_placed_afterwards_has_a_read_of_its_own() -> None:
     first, second = await reading.uids(pod(2), new)
     [third] = await reading.uids(None)
     assert len({first, second, third}) == 3
+
+
+def test_a_bound_claim_is_believed_until_the_next_resync() -> None:
+    """Which reads it again; and until 10,000 pods have answered an operator that starts anew, which need no call."""
+    assert pause(3.0, 10_000, unreachable=False) < BOUND_SECONDS < 0.9 * resync.PERIOD_SECONDS

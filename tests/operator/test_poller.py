@@ -10,7 +10,7 @@ import pytest
 from everloop_operator.core.plan import Poll
 from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop.lateness import Lateness
-from everloop_operator.loop.poller import Poller, pause
+from everloop_operator.loop.poller import REQUESTS_PER_SECOND, Poller, pause, turn
 from everloop_operator.loop.ports import Key, Unanswered
 from tests.operator.builders import report
 from tests.operator.one_cluster import clock
@@ -115,6 +115,17 @@ def test_many_pods_that_do_well_are_asked_less_often(
 ) -> None:
     """The sum of their questions is bounded; one that is silent, or that somebody waits for, keeps its pace."""
     assert pause(every, pods, unreachable=unreachable) == seconds
+
+
+def test_first_questions_keep_the_pace() -> None:
+    """Pods that come all at once are asked one after the other; one that comes later does not wait for its turn."""
+    last, turns = 0.0, []
+    for _ in range(10_000):
+        last = turn(1000.0, last)
+        turns.append(last)
+    assert turns[0] == 1000.0
+    assert turns[-1] == pytest.approx(1000 + 9_999 / REQUESTS_PER_SECOND)
+    assert turn(5000.0, last) == 5000.0
 
 
 async def test_another_question_is_asked_at_once() -> None:

@@ -14,8 +14,12 @@ from everloop_operator.core.projections import claim_of, volume_of
 
 from .ports import Absent, Cluster, ClusterError, Key, Now, Refused
 
-BOUND_SECONDS = 60.0
-"""How long a bound claim is believed to be bound."""
+BOUND_SECONDS = 240.0
+"""How long a bound claim is believed to be bound.
+
+Less than a resync is away, which so reads it again; more than an operator that starts over many sessions needs until it
+has heard from all their pods.
+"""
 UNBOUND_SECONDS = 5.0
 PLACED_SECONDS = 5.0
 """How much later than a pod was placed, by the API server's clock, a claim must have been read to be the pod's own."""

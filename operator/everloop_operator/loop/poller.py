@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -75,6 +74,14 @@ def pause(every_seconds: float, pods: int, *, unreachable: bool) -> float:
     return max(every_seconds, pods / REQUESTS_PER_SECOND)
 
 
+def turn(now: float, last: float) -> float:
+    """When a pod that is new to this process is asked for the first time, if the one before is at `last`.
+
+    An operator that starts over many pods does not ask all of them at once.
+    """
+    return max(now, last + 1 / REQUESTS_PER_SECOND)
+
+
 @dataclass(slots=True)
 class _Target(Generic[Q, R]):
     poll: Q
@@ -106,6 +113,7 @@ class Poller(Generic[Q, R]):
         self._now = now
         self._targets: dict[Key, _Target[Q, R]] = {}
         self._slots = asyncio.Semaphore(CONCURRENT_REQUESTS)
+        self._turn = 0.0
 
     def want(self, key: Key, poll: Q | None, token: str = "") -> None:
         """From now on asks this pod, or nobody."""
@@ -122,9 +130,12 @@ class Poller(Generic[Q, R]):
             del self._targets[key]
         if poll:
             target = self._targets[key] = _Target(poll, token)
-            # An operator that starts over many pods does not ask all of them at once.
-            spread = max(0.0, self._pause(target) - poll.every_seconds)
-            self._after(random.uniform(0.0, spread), key, target)
+            seconds = 0.0
+            if poll.every_seconds > WAITED_FOR_SECONDS:
+                now = asyncio.get_running_loop().time()
+                self._turn = turn(now, self._turn)
+                seconds = self._turn - now
+            self._after(seconds, key, target)
 
     def answer(self, key: Key, pod_uid: str) -> Answer[R]:
         """What is known of the server in this pod."""
