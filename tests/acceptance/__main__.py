@@ -17,7 +17,12 @@ from pathlib import Path
 
 from tests.soak.interrupt import end_like_ctrl_c
 
-ON_CLUSTERS = ("tests/e2e/test_node_health.py", "tests/e2e/test_rl_job.py", "tests/acceptance/test_release.py")
+ON_CLUSTERS = (
+    "tests/e2e/test_node_health.py",
+    "tests/e2e/test_pod_failures.py",
+    "tests/e2e/test_rl_job.py",
+    "tests/acceptance/test_release.py",
+)
 WITHOUT = ("tests/operator/faults", "tests/session/test_model.py")
 """Tests that run in full where EVERLOOP_TEST_WHOLE or EVERLOOP_MODEL_EXAMPLES is set."""
 MODEL_EXAMPLES = 5000
