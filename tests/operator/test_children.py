@@ -107,7 +107,7 @@ def test_avoided_nodes_are_read_back() -> None:
         ({"workers": {"resources": {"limits": {"cpu": 3}}}}, True),
         ({"adapters": {"maxRank": 8}}, True),
         ({"snapshots": {"replayBudgetSeconds": 3}}, True),
-        ({"checkpoints": {"everySeconds": 3}}, True),
+        ({"checkpoints": {"everySeconds": 3}}, False),
         ({"recovery": {"avoidSeconds": 1}}, False),
         ({"deadlines": {"startupSeconds": 99}}, False),
         ({"engine": {"dtype": "Float32", "threads": 2}}, False),
@@ -163,6 +163,7 @@ def test_operator_reads_the_report_of_the_trainer() -> None:
         snapshot_request=("the-rule-5", 2),
         idle_seconds=61.5,
         underway=trainer_status.UnderwayStatus("s:train:0:11", None, 2),
+        checkpoints=trainer_status.AutomaticCheckpoints(90.0, 4),
         work=Work(Counter({("optim_step", True): 3, ("sample", False): 1}), 12.5, 0.25),
     )
     read = TrainerReport.model_validate_json(json.dumps(full.to_json()), extra="ignore")
@@ -179,13 +180,29 @@ def test_operator_reads_the_report_of_the_trainer() -> None:
     assert read.snapshot_request is not None
     assert (read.snapshot_request.id, read.snapshot_request.pending) == ("the-rule-5", 2)
     assert read.idle_seconds == 61
+    assert read.checkpoints is not None
+    assert (read.checkpoints.every_seconds, read.checkpoints.keep_last) == (90, 4)
     assert [(item.kind, item.outcome, item.count) for item in read.work.operations] == [
         ("optim_step", "succeeded", 3),
         ("sample", "failed", 1),
     ]
     assert (read.work.useful_seconds, read.work.replay_seconds) == ("12.500", "0.250")
     fresh = trainer_status.SessionStatus(
-        "Starting", full.incarnation, "l", full.base_model, None, 0, (), "", "", 0, (), None, 0.0, None
+        "Starting",
+        full.incarnation,
+        "l",
+        full.base_model,
+        None,
+        0,
+        (),
+        "",
+        "",
+        0,
+        (),
+        None,
+        0.0,
+        None,
+        full.checkpoints,
     )
     read = TrainerReport.model_validate_json(json.dumps(fresh.to_json()))
     assert (read.last_snapshot_time, read.engine.pid, read.serving, read.snapshot_request) == (None, None, False, None)

@@ -320,6 +320,7 @@ def test_a_node_that_is_lost_meanwhile_is_a_loss() -> None:
 
 
 LIVE: list[dict[str, Any]] = [
+    {"checkpoints": {"everySeconds": 60}},
     {"recovery": {"avoidSeconds": 60, "checkpointDeadlineSeconds": 5}},
     {"deadlines": {"startupSeconds": 60}},
     {"idle": {"afterSeconds": 60, "onCall": "Refuse"}},
@@ -335,6 +336,15 @@ def test_live_fields_touch_no_pod(change: dict[str, Any]) -> None:
     assert (result.create_pod, result.delete_pods, status_of(result).leaving) == (None, (), None)
 
 
+BUILT: dict[str, Any] = {
+    "image": "trainer:2",
+    "engine": {"dtype": "BFloat16", "maxSequenceLength": 4096, "threads": 4},
+    "workers": {"resources": {"requests": {"cpu": "8"}, "limits": {"nvidia.com/gpu": 1}}},
+    "adapters": {"maxModels": 4, "maxRank": 32},
+    "snapshots": {"replayBudgetSeconds": 60},
+}
+
+
 def test_hash_of_a_pod_does_not_change_with_the_operator() -> None:
     """A later operator finds the pods of this one as it would make them: what it adds has defaults, which are left out.
 
@@ -342,11 +352,7 @@ def test_hash_of_a_pod_does_not_change_with_the_operator() -> None:
     """
     assert children.template_hash(spec()) == "5d1541b665bb25b9"
     full = spec(
-        image="trainer:2",
-        engine={"dtype": "BFloat16", "maxSequenceLength": 4096, "threads": 4},
-        workers={"resources": {"requests": {"cpu": "8"}, "limits": {"nvidia.com/gpu": 1}}},
-        adapters={"maxModels": 4, "maxRank": 32},
-        snapshots={"replayBudgetSeconds": 60},
+        **BUILT,
         checkpoints={"everySeconds": 600, "keepLast": 5},
         suspend=True,
         stop=True,
@@ -356,4 +362,27 @@ def test_hash_of_a_pod_does_not_change_with_the_operator() -> None:
         ttlSecondsAfterFinished=60,
         deletion={"waitForCopies": True},
     )
-    assert children.template_hash(full) == "cd1b6a59646f41f0"
+    assert children.template_hash(full) == "534367e081da9533"
+
+
+def test_a_pod_of_an_older_operator_stays_until_checkpoints_change() -> None:
+    """Its hash counts them, and its trainer may be one that takes no change over."""
+    old = serving(pods=(pod(template_hash="cd1b6a59646f41f0"),))
+    as_made = decided(changed(old, **BUILT, checkpoints={"everySeconds": 600, "keepLast": 5}))
+    assert status_of(as_made).leaving is None
+    assert status_of(decided(changed(old, **BUILT, checkpoints={"everySeconds": 60}))).leaving is not None
+
+
+def test_a_change_of_checkpoints_is_told_until_it_is_reported() -> None:
+    """However often server or operator are killed in between; a trainer that does not report them is told nothing."""
+
+    def told(reported: dict[str, Any] | None) -> dict[str, Any] | None:
+        now = changed(serving(), checkpoints={"everySeconds": 60})
+        poll = decided(replace(now, trainer=Trainer(report=report(1, checkpoints=reported)))).poll
+        assert poll is not None
+        return poll.checkpoints.model_dump(by_alias=True) if poll.checkpoints else None
+
+    assert told({"everySeconds": 1800.0, "keepLast": 2}) == {"everySeconds": 60, "keepLast": 2}
+    assert told({"everySeconds": 60.0, "keepLast": 5}) == {"everySeconds": 60, "keepLast": 2}
+    assert told({"everySeconds": 60.0, "keepLast": 2}) is None
+    assert told(None) is None

@@ -153,16 +153,18 @@ def test_engine_recoveries_are_taken_over_from_the_trainer(world: World) -> None
 
 
 def test_change_of_resources_starts_a_new_attempt(world: World) -> None:
-    """Behind snapshots the pod is rebuilt from the changed spec; a change of the recovery rules touches nothing."""
+    """Behind snapshots the pod is rebuilt from the changed spec; one that runs is told of changed checkpoints."""
     world.claims()
     node = world.node("a")
     world.create_session()
-    trainer = world.run_pod("tuned-a1-0", node)
+    trainer = world.run_pod("tuned-a1-0", node, checkpoints={"everySeconds": 1800, "keepLast": 2})
     world.wait_phase("Running")
     path = f"{world.sessions_path}/tuned"
+    world.api.merge(path, {"spec": {"checkpoints": {"everySeconds": 60}}})
+    eventually("it is told", lambda: trainer.settings == [{"checkpoints": {"everySeconds": 60, "keepLast": 2}}])
     generation = world.api.merge(path, {"spec": {"recovery": {"avoidSeconds": 60}}})["metadata"]["generation"]
     eventually("it is seen", lambda: world.status()["observedGeneration"] == generation)
-    assert world.status()["attempt"] == 1
+    assert (world.status()["attempt"], len(trainer.settings)) == (1, 1)
     world.api.merge(path, {"spec": {"workers": {"resources": {"requests": {"cpu": "250m"}}}}})
     pod = world.wait_pod("tuned-a2-0")
     assert pod["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "250m"}

@@ -109,6 +109,7 @@ class FakeTrainer:
         self.report = report
         self.asked = 0
         self.snapshots: list[str] = []
+        self.settings: list[dict[str, Any]] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -132,6 +133,15 @@ class FakeTrainer:
                 trainer.report = {**trainer.report, "snapshotRequest": {"id": name, "pending": 0}}
                 self.send_response(202)
                 self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def do_PUT(self) -> None:
+                if self.path != "/settings" or self.headers.get("Authorization") != f"Bearer {token}":
+                    self.send_error(401)
+                    return
+                trainer.settings.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                trainer.report = {**trainer.report, **trainer.settings[-1]}
+                self.send_response(204)
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:

@@ -141,6 +141,9 @@ class Pod:
     def post(self, path: str, body: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, headers=self.headers, timeout=5)
 
+    def request(self, method: str, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
+        return httpx.request(method, self.url + path, json=body, headers=headers or self.headers, timeout=5)
+
     def status(self) -> dict[str, Any] | None:
         try:
             answer = self.get("/status")

@@ -12,6 +12,7 @@ from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Succeeded
 from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Pruned, Record
+from everloop_trainer.session.status import AutomaticCheckpoints
 from tests.session.fake_engine import FakeEngine
 from tests.session.world import (
     LOOP,
@@ -79,6 +80,22 @@ async def test_they_are_named_by_step_and_only_the_newest_stay() -> None:
         await Client().play(world.service, [[fb(A, 10), optim(A, 11)]])
         await until(lambda: listed(world) == ["auto-4", "auto-5", "auto-mine"])
         await assert_sound(world)
+
+
+async def test_a_change_holds_from_the_next_step_on() -> None:
+    """Another interval and another number count for models that are there already; 0 ends it."""
+    client = Client()
+    async with running(Disk(), checkpoint_every=1e9) as world:
+        await client.play(world.service, [[create(A)], *steps(1, 2)])
+        assert listed(world) == []
+        world.service.take_checkpoints(AutomaticCheckpoints(0.001, 1))
+        await client.play(world.service, steps(3, 4))
+        await until(lambda: listed(world) == ["auto-4"])
+        world.service.take_checkpoints(AutomaticCheckpoints(0.0, 1))
+        await client.play(world.service, steps(5, 6))
+        await world.settled()
+        assert listed(world) == ["auto-4"]
+        assert world.service.status().checkpoints == AutomaticCheckpoints(0.0, 1)
 
 
 async def test_a_save_of_the_same_name_takes_its_place() -> None:

@@ -23,7 +23,7 @@ from everloop_trainer.session.operations import (
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
 from everloop_trainer.session.ports import Copies
 from everloop_trainer.session.service import SessionConfig, SessionService
-from everloop_trainer.session.status import BaseModel
+from everloop_trainer.session.status import AutomaticCheckpoints, BaseModel
 from everloop_trainer.store.compacting import LIMITS, Limits
 from everloop_trainer.store.files import Files
 from everloop_trainer.store.journal import JournalWriter
@@ -211,8 +211,7 @@ async def running_on(
         max_models=max_models,
         max_rank=max_rank,
         replay_budget=replay_budget,
-        checkpoint_every=checkpoint_every,
-        checkpoint_keep=checkpoint_keep,
+        checkpoints=AutomaticCheckpoints(checkpoint_every, checkpoint_keep),
         monotonic=clock,
         now=now,
         fence_interval=fence_interval,

@@ -78,6 +78,12 @@ class CheckpointsConfig(_Json):
     keep_last: Annotated[int, Field(ge=1)] = 2
 
 
+class Settings(_Json):
+    """What a running pod may be told to change: the body of `PUT /settings`, which is also what the pod keeps of it."""
+
+    checkpoints: CheckpointsConfig
+
+
 class S3Config(_Json):
     """Where copies go: `uri` is `s3://bucket/prefix`. Empty strings leave it to boto3.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from everloop_trainer import exitcodes
+from everloop_trainer.adjusted import Adjusted
 from everloop_trainer.basefiles import remembered_files_sha256
 from everloop_trainer.config import PORT, ConfigError, TrainerConfig, read_config
 from everloop_trainer.copies.client import CopierProcess, restore_if_empty
@@ -76,6 +77,11 @@ async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) 
         attempt=config.session.attempt,
         pod_uid=config.pod_uid,
     )
+    adjusted = Adjusted(Path(config.run_dir) / "settings.json")
+    try:
+        checkpoints = adjusted.checkpoints(config.session.checkpoints)
+    except OSError as error:
+        raise StorageFailed(f"the pod's own directory: {error}") from error
     root = Path(config.session.storage.root)
     if config.session.copies is not None:
         await restore_if_empty(root)
@@ -89,8 +95,8 @@ async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) 
         base_model=base,
         max_models=config.session.adapters.max_models,
         max_rank=config.session.adapters.max_rank,
-        checkpoint_every=config.session.checkpoints.every_seconds,
-        checkpoint_keep=config.session.checkpoints.keep_last,
+        checkpoints=checkpoints,
+        remember=adjusted.remember,
         replay_budget=config.session.snapshots.replay_budget_seconds,
     )
     engines = SpareSocket(config.spare_socket, wanted.name, files_sha256)

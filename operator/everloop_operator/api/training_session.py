@@ -69,12 +69,12 @@ class CheckpointsSpec(ApiModel):
     every_seconds: Annotated[int, Field(ge=0, le=604_800)] = Field(
         default=1800,
         description="Seconds between two automatic checkpoints of an adapter, taken at the next optimizer step, with "
-        "optimizer state, under the name `auto-<step>`; 0 for none. A change starts a new attempt.",
+        "optimizer state, under the name `auto-<step>`; 0 for none. A change takes effect at once.",
     )
     keep_last: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=2,
         description="How many automatic checkpoints of an adapter are kept; older ones are deleted. What a client "
-        "saved itself is never deleted for it. A change starts a new attempt.",
+        "saved itself is never deleted for it. A change takes effect at once.",
     )
 
 

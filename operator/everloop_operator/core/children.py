@@ -14,7 +14,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from . import copies, evictions, fetching, overlay, volumes
 from .observed import Session
 
-LIVE = ("deadlines", "deletion", "idle", "recovery", "stop", "suspend", "ttl_seconds_after_finished")
+LIVE = ("checkpoints", "deadlines", "deletion", "idle", "recovery", "stop", "suspend", "ttl_seconds_after_finished")
 """Fields of the spec that take effect at once, without a new attempt."""
 
 Body = dict[str, Any]
@@ -36,8 +36,17 @@ def template_hash(spec: TrainingSessionSpec) -> str:
     The installation's own image is not part of it: a new release takes effect with the next attempt, not by a restart
     of every session. Defaults are left out, so that a field which a later version adds changes no hash.
     """
-    live: dict[str, Any] = dict.fromkeys(LIVE, True)
-    excluded = live | {"storage": {"allow_node_local"}}
+    return _hash(spec, LIVE)
+
+
+def fitting_hashes(spec: TrainingSessionSpec) -> tuple[str, str]:
+    """Hashes of pods that need not be replaced: of a new one, and of one whose trainer can't take over checkpoints."""
+    return template_hash(spec), _hash(spec, tuple(field for field in LIVE if field != "checkpoints"))
+
+
+def _hash(spec: TrainingSessionSpec, live: Sequence[str]) -> str:
+    fields: dict[str, Any] = dict.fromkeys(live, True)
+    excluded = fields | {"storage": {"allow_node_local"}}
     inputs = spec.model_dump(mode="json", by_alias=True, exclude=excluded, exclude_defaults=True)
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 

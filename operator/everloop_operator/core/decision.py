@@ -67,7 +67,7 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
         current, pod, create=False, loss=None, exhausted="", budgets=budgets, failure=failure, failed=failed
     )
     limits = losses.Limits(
-        children.template_hash(spec),
+        children.fitting_hashes(spec),
         settings.node_lost_seconds,
         spec.recovery.checkpoint_deadline_seconds,
         settings.fleet_cap,
@@ -84,7 +84,7 @@ def decide(observed: Observed, spec: TrainingSessionSpec, settings: Settings) ->
         return _next(observed, spec, replace(goes_on, pod=None))
     loss = losses.find(observed, current, pod, limits)
     if loss and pod and loss.reason == names.RECOVERY_SPEC_CHANGED:
-        kept = lifecycle.leaving(observed, f"spec-{limits.template_hash}")
+        kept = lifecycle.leaving(observed, f"spec-{children.template_hash(spec)}")
         if not lifecycle.may_leave(observed, pod, kept, limits.checkpoint_seconds):
             return replace(goes_on, leaving=kept)
     if loss is None:

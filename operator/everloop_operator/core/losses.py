@@ -44,8 +44,8 @@ class Loss:
 class Limits:
     """What the decision that an attempt is over depends on, beside what is observed."""
 
-    template_hash: str
-    """Of the pod that the spec asks for."""
+    template_hashes: tuple[str, ...]
+    """Of pods that are as the spec asks for."""
     node_lost_seconds: float
     checkpoint_seconds: float
     """For how long a pod that has to leave its node may write snapshots before it does."""
@@ -94,7 +94,7 @@ def find(observed: Observed, attempt: int, pod: Pod | None, limits: Limits) -> L
         what = underway.operation if underway else "an operation"
         message = f"{what} has run for more than {limits.progress_seconds:.0f} s (spec.deadlines.progressSeconds)"
         return Loss(names.RECOVERY_NO_PROGRESS, message, node_name)
-    if pod.template_hash != limits.template_hash:
+    if pod.template_hash not in limits.template_hashes:
         return Loss(names.RECOVERY_SPEC_CHANGED, "the spec asks for another pod", node_name)
     verdict = node_health.judge(observed, pod, limits.fleet_cap)
     if verdict and node_health.may_leave(observed, verdict, limits.checkpoint_seconds):

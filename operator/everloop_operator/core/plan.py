@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from everloop_operator.api.training_session import TrainingSessionSpec
+from everloop_operator.api.training_session import CheckpointsSpec, TrainingSessionSpec
 from everloop_operator.api.training_session_status import TrainingSessionStatus
 
 from . import children, claims, ending, events, health, lifecycle, losses, node_health, recoveries, status, volumes
@@ -42,6 +42,8 @@ class Poll:
     snapshot: str = ""
     """Name of the request to write snapshots of all models, because the pod will be removed; '' for none.
     A request of the same name is one request, however often it is made."""
+    checkpoints: CheckpointsSpec | None = None
+    """How it is to take automatic checkpoints from now on; None if it does already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,12 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         events=events.tell(observed, desired, decision.loss, merged, avoid=avoid, created=body, forced=forced),
         finalizers=ending.finalizers(observed),
         delete_session=decision.rest is not None and lifecycle.expired(observed, spec),
-        poll=_poll(decision, state, snapshot=decision.leaving.request if decision.leaving else request),
+        poll=_poll(
+            decision,
+            state,
+            snapshot=decision.leaving.request if decision.leaving else request,
+            checkpoints=_untold(observed, spec),
+        ),
         requeue_after=_requeue_after(observed, spec, decision, state, verdict, settings, desired),
     )
 
@@ -208,12 +215,24 @@ def _watch(observed: Observed) -> Poll | None:
     return Poll(pod.ip, pod.uid, pod.attempt, 3.0)
 
 
-def _poll(decision: Decision, state: health.Health, *, snapshot: str) -> Poll | None:
+def _untold(observed: Observed, spec: TrainingSessionSpec) -> CheckpointsSpec | None:
+    """How the server is to take automatic checkpoints, where it says that it does otherwise."""
+    report = observed.trainer.report
+    now, wanted = report.checkpoints if report else None, spec.checkpoints
+    if now is None or (now.every_seconds, now.keep_last) == (wanted.every_seconds, wanted.keep_last):
+        return None
+    return wanted
+
+
+def _poll(
+    decision: Decision, state: health.Health, *, snapshot: str, checkpoints: CheckpointsSpec | None
+) -> Poll | None:
     pod = decision.pod
     if pod is None or not pod.ip or pod.terminal:
         return None
     # A lost pod that can't be replaced may come back with its node.
-    return Poll(pod.ip, pod.uid, pod.attempt, 3.0 if state.serving and not snapshot else 1.0, snapshot)
+    every = 3.0 if state.serving and not snapshot else 1.0
+    return Poll(pod.ip, pod.uid, pod.attempt, every, snapshot, checkpoints)
 
 
 def _expiry(observed: Observed, spec: TrainingSessionSpec, desired: TrainingSessionStatus) -> datetime | None:

@@ -106,6 +106,13 @@ class CopiesReport(_Part):
     """What is in the way; empty while all is well."""
 
 
+class AutomaticCheckpoints(_Part):
+    """How automatic checkpoints are taken now."""
+
+    every_seconds: float
+    keep_last: int
+
+
 class UnderwayReport(_Part):
     """An operation that runs, or that was tried and has no result."""
 
@@ -161,6 +168,8 @@ class TrainerReport(_Part):
     """Of an older trainer nothing."""
     copies: CopiesReport | None = None
     """None where none are made."""
+    checkpoints: AutomaticCheckpoints | None = None
+    """None from an older trainer, which takes them as its pod was made."""
     underway: UnderwayReport | None = None
     snapshot_request: SnapshotRequest | None = None
     """None until one was made of this incarnation."""

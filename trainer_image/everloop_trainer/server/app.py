@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from everloop_trainer.adjusted import automatic
+from everloop_trainer.config import Settings
 from everloop_trainer.server import listings, schemas, submissions
 from everloop_trainer.server.bodies import read_json_object, read_protobuf
 from everloop_trainer.server.gate import Closed, Gate, Guard
@@ -50,6 +52,7 @@ def build_app(gate: Gate) -> Starlette:
             Route("/readyz", pod.readyz),
             Route("/status", pod.status),
             Route("/snapshot", pod.snapshot, methods=["POST"]),
+            Route("/settings", pod.settings, methods=["PUT"]),
             Route("/api/v1/training_runs", pod.training_runs),
             Route("/api/v1/training_runs/{run}", pod.training_run),
             Route("/api/v1/training_runs/{run}/checkpoints", pod.run_checkpoints),
@@ -84,6 +87,14 @@ class _Routes:
             raise HTTPException(400, "id: must be a string of 1 to 253 characters")
         self._gate.service.request_snapshots(name)
         return Response(status_code=202)
+
+    async def settings(self, request: Request) -> Response:
+        asked = _fields(Settings, await read_json_object(request))
+        try:
+            self._gate.service.take_checkpoints(automatic(asked.checkpoints))
+        except OSError as error:
+            raise HTTPException(503, f"the pod can't keep it: {error.strerror}") from None
+        return Response(status_code=204)
 
     async def create_model(self, request: Request) -> Response:
         return await self._submit(submissions.create_model(await read_json_object(request)))

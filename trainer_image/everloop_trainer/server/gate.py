@@ -16,7 +16,7 @@ from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionService
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-OPERATOR_PATHS = frozenset({"/status", "/snapshot"})
+OPERATOR_PATHS = frozenset({"/status", "/snapshot", "/settings"})
 """The operator dials the pod that it made, and names none."""
 POD_UID_HEADER = "x-everloop-pod-uid"
 MISDIRECTED = 421

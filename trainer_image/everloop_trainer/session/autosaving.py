@@ -33,9 +33,8 @@ class Autosaving:
 
     async def take_if_due(self, engine: Engine, generation: int, model_id: str) -> None:
         """To be called at a step boundary. Raises ConnectionError or EOFError if the engine is lost."""
-        config = self._context.config
-        now = config.monotonic()
-        if config.checkpoint_every <= 0 or now - self._last.setdefault(model_id, now) < config.checkpoint_every:
+        now, every = self._context.config.monotonic(), self._context.checkpoints.every
+        if every <= 0 or now - self._last.setdefault(model_id, now) < every:
             return
         model = self._context.history.models[model_id]
         name = f"auto-{model.step}"
@@ -88,7 +87,7 @@ class Autosaving:
     async def _prune(self, model: Model) -> None:
         """Delete what is superseded. It is off the list before it is off the disk, and never while it is in use."""
         context = self._context
-        surplus = list(model.automatic.values())[: -context.config.checkpoint_keep]
+        surplus = list(model.automatic.values())[: -context.checkpoints.keep]
         for checkpoint in surplus:
             used = _in_use(context)  # anew for each: a load may have been accepted during the write for the last one
             if checkpoint.frozen in used or checkpoint.path in used:

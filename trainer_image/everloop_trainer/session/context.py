@@ -14,7 +14,7 @@ import structlog
 from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.history import History
 from everloop_trainer.session.ports import Journal, States
-from everloop_trainer.session.status import BaseModel, Incarnation
+from everloop_trainer.session.status import AutomaticCheckpoints, BaseModel, Incarnation
 from everloop_trainer.session.underway import Underway
 from everloop_trainer.session.work import Work
 
@@ -39,8 +39,8 @@ class SessionConfig:
     Attributes:
         previous: the incarnation before this one, if the storage has had one.
         replay_budget: greatest seconds of engine time between two snapshots of a model.
-        checkpoint_every: seconds between two automatic checkpoints of a model; 0 for none.
-        checkpoint_keep: how many automatic checkpoints of a model are kept, at least 1.
+        checkpoints: how automatic checkpoints are taken until something else is asked for.
+        remember: called with what is asked for, before it holds; raises OSError if that can't be kept.
         monotonic: a clock in seconds.
         now: wall-clock time as RFC 3339.
         draw_seed: seed of an operation that came without one.
@@ -55,8 +55,8 @@ class SessionConfig:
     max_models: int
     max_rank: int
     replay_budget: float
-    checkpoint_every: float = 0.0
-    checkpoint_keep: int = 1
+    checkpoints: AutomaticCheckpoints = field(default_factory=AutomaticCheckpoints)
+    remember: Callable[[AutomaticCheckpoints], None] = lambda _: None
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], str] = now
     draw_seed: Callable[[], int] = draw_seed
@@ -85,6 +85,10 @@ class Context:
     """Streams that stopped, and why: their operations wait for a person, or for an engine that finds all well again."""
     storage_errors: dict[str, str] = field(default_factory=dict)
     """What could not be stored the last time that it was tried, and why; it is tried again by itself."""
+    checkpoints: AutomaticCheckpoints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.checkpoints = self.config.checkpoints
 
     def stop(self, stream: str, why: str) -> None:
         """Run nothing more of this stream, and say so; the others go on."""

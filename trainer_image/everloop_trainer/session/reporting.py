@@ -33,6 +33,7 @@ def report(context: Context, runner: Runner, heard: float) -> SessionStatus:
         snapshot_request=runner.requested,
         idle_seconds=_idle_seconds(context, runner, heard),
         underway=_underway(context, runner),
+        checkpoints=context.checkpoints,
         work=context.work,
     )
 

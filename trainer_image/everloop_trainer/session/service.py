@@ -23,7 +23,7 @@ from everloop_trainer.session.ports import Copies, EngineSource, Journal, Positi
 from everloop_trainer.session.records import Accept, Deliver, Lost, Record, Restored, Result, is_readable
 from everloop_trainer.session.rollback import RolledBack
 from everloop_trainer.session.runner import Runner
-from everloop_trainer.session.status import SessionStatus
+from everloop_trainer.session.status import AutomaticCheckpoints, SessionStatus
 from everloop_trainer.session.streams import Ended, Entry
 from everloop_trainer.session.underway import Underway
 
@@ -319,6 +319,12 @@ class SessionService:
     def request_snapshots(self, name: str) -> None:
         """Snapshot every model soon: the pod is about to leave its node. The status tells when that is done."""
         self._runner.request_snapshots(name)
+
+    def take_checkpoints(self, automatic: AutomaticCheckpoints) -> None:
+        """Take them so from the next step boundary on, also after a restart in place. OSError: all is as before."""
+        self._context.config.remember(automatic)
+        self._context.checkpoints = automatic
+        log.info("automatic checkpoints changed", every=automatic.every, keep=automatic.keep)
 
     async def run(self) -> None:
         """Drive the engine until this incarnation ends: raises Fenced or StorageFailed; returns after `drain`."""

@@ -32,6 +32,14 @@ class BaseModel:
 
 
 @dataclass(frozen=True, slots=True)
+class AutomaticCheckpoints:
+    """Seconds between two automatic checkpoints of a model, 0 for none; how many of a model are kept, at least 1."""
+
+    every: float = 0.0
+    keep: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointStatus:
     """A named checkpoint; `time` is RFC 3339, `size` in bytes."""
 
@@ -106,6 +114,8 @@ class SessionStatus:
     idle_seconds: float
     """Since the last call of any client, and since the last operation ended; 0 while one runs or may run."""
     underway: UnderwayStatus | None
+    checkpoints: AutomaticCheckpoints
+    """As they are taken now."""
     work: Work = field(default_factory=Work)
     copies: CopiesReport | None = None
     """None where there is nowhere to copy anything to."""
@@ -147,6 +157,7 @@ class SessionStatus:
             if self.snapshot_request
             else None,
             "idleSeconds": int(self.idle_seconds),
+            "checkpoints": {"everySeconds": self.checkpoints.every, "keepLast": self.checkpoints.keep},
             "work": self.work.to_json(),
             "underway": {
                 "operation": self.underway.operation,
