@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from everloop_gateway import wire
-from everloop_gateway.calls import PREFIX, Calls, Incoming
+from everloop_gateway.calls import Calls, Incoming
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import HeldResponse, error_answer
 from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
@@ -24,6 +24,7 @@ from everloop_gateway.listings import LONGEST_PAGE, Listings, page_number
 from everloop_gateway.refusal import Refusal
 from everloop_gateway.unseen_keys import TooManyQuestions
 from everloop_gateway.upstream import Answer, Progress
+from everloop_gateway.wire import PREFIX
 from everloop_operator.api import tokens
 
 MAX_BODY_BYTES = 64 * 1024 * 1024

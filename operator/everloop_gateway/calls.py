@@ -13,16 +13,16 @@ from everloop_gateway.catalogue import canonical_name
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.creation import Creation
 from everloop_gateway.held import error_answer, json_answer
+from everloop_gateway.holders import Holders
 from everloop_gateway.holding import Kind
 from everloop_gateway.ids import MalformedId, Stream, parse_request_id, parse_stream, parse_tinker_path, shorten
 from everloop_gateway.intents import Intent, Intents
 from everloop_gateway.keys import Principal
 from everloop_gateway.refusal import Refusal
-from everloop_gateway.routing import Binding, Gone, Stopped
+from everloop_gateway.routing import Binding, Gone, Stopped, housed
 from everloop_gateway.stopped import GONE, stopped_answer
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream, until_available
 
-PREFIX = "/api/v1"
 WEIGHTS_HEADER = "X-Everloop-Weights"
 BASE_WEIGHTS = "base"
 
@@ -48,6 +48,7 @@ class Calls:
         self._upstream = upstream
         self._intents = intents
         self._creation = Creation(cluster)
+        self._holders = Holders(cluster, upstream)
 
     async def create_model(self, incoming: Incoming, progress: Progress) -> Answer:
         """Bind a new model to a TrainingSession of the key's namespace, then create it there."""
@@ -127,7 +128,7 @@ class Calls:
         except MalformedId as error:
             raise Refusal(410, str(error)) from None
         self._check_owner(incoming.principal, stream.session_id, "request_id")
-        binding = await self._find(incoming.principal, stream, progress)
+        binding = await self._known(incoming.principal, stream, progress)
         if binding is None:
             raise Refusal(410, f"request_id: {request_id!r} is not known; its storage may have been deleted")
         answer = await self._deliver(incoming, binding, Kind.POLL, progress)
@@ -254,10 +255,18 @@ class Calls:
         return await self._existing(principal, stream, field, progress)
 
     async def _existing(self, principal: Principal, stream: Stream, field: str, progress: Progress) -> Binding:
-        binding = await self._find(principal, stream, progress)
+        binding = await self._known(principal, stream, progress)
         if binding is None:
             raise Refusal(404, f"{field}: {stream.id!r} is not known; its storage may have been deleted")
         return binding
+
+    async def _known(self, principal: Principal, stream: Stream, progress: Progress) -> Binding | None:
+        """The binding of a stream; that of a model is written anew if it went with its claim."""
+        binding = await self._find(principal, stream, progress)
+        if binding is not None or stream.kind != "train":
+            return binding
+        found = await self._holders.find(principal, stream, progress)
+        return None if found is None else await self._ensure(stream, found, progress)
 
     async def _find(self, principal: Principal, stream: Stream, progress: Progress) -> Binding | None:
         bindings = self._cluster.bindings
@@ -266,7 +275,8 @@ class Calls:
 
     async def _ensure(self, stream: Stream, binding: Binding, progress: Progress) -> Binding:
         progress.outage = self._cluster.api_outage_seconds
-        return await until_available(lambda: self._cluster.bindings.ensure(stream, binding), progress)
+        now = housed(binding, self._cluster.sessions.get((binding.namespace, binding.session)))
+        return await until_available(lambda: self._cluster.bindings.ensure(stream, now), progress)
 
 
 def _foreign(session_id: str, field: str) -> Refusal:

@@ -7,24 +7,18 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
-from everloop_gateway import wire
-from everloop_gateway.calls import PREFIX, Calls
+from everloop_gateway.calls import Calls
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import error_answer, json_answer
-from everloop_gateway.holding import Kind
+from everloop_gateway.holders import get, may_have_runs
 from everloop_gateway.ids import MalformedId, parse_stream, parse_tinker_path
 from everloop_gateway.keys import Principal
 from everloop_gateway.refusal import Refusal
-from everloop_gateway.routing import Gone, SessionView
+from everloop_gateway.routing import Gone
 from everloop_gateway.stopped import GONE
-from everloop_gateway.upstream import Answer, Call, Progress, Upstream
-from everloop_operator.api import names
+from everloop_gateway.upstream import Answer, Progress, Upstream
 
 LONGEST_PAGE = 1000
-
-log = structlog.get_logger(__name__)
 
 
 class Listings:
@@ -60,16 +54,16 @@ class Listings:
 
     async def _of_run(self, principal: Principal, run_id: str, below: str, progress: Progress) -> Answer:
         binding = await self._calls.bound_model(principal, run_id, "training_run_id", progress)
-        answer = await self._upstream.deliver(binding, _get(f"training_runs/{binding.id}{below}"), progress)
+        answer = await self._upstream.deliver(binding, get(f"training_runs/{binding.id}{below}"), progress)
         return error_answer(GONE, answer.detail) if isinstance(answer, Gone) else answer
 
     async def _gather(
         self, principal: Principal, what: str, run_of: Callable[[dict[str, Any]], str], progress: Progress
     ) -> list[dict[str, Any]]:
         """What every pod of the namespace has of this key."""
-        views = [view for view in self._cluster.sessions.in_namespace(principal.namespace) if _may_have_runs(view)]
+        views = [view for view in self._cluster.sessions.in_namespace(principal.namespace) if may_have_runs(view)]
         answers = await asyncio.gather(
-            *(self._upstream.deliver(view.bind(view.title, principal, None), _get(what), progress) for view in views)
+            *(self._upstream.deliver(view.bind(view.title, principal, None), get(what), progress) for view in views)
         )
         found: list[dict[str, Any]] = []
         for view, answer in zip(views, answers, strict=True):
@@ -94,21 +88,6 @@ def page_number(text: str | None, name: str, default: int, greatest: int) -> int
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise Refusal(400, f"{name}: an integer >= 0 is required")
     return min(int(text), greatest)
-
-
-def _may_have_runs(view: SessionView) -> bool:
-    """A session without a pod that none is being made for would be waited for in vain."""
-    if view.deleting:
-        return False
-    coming = view.phase in (names.PHASE_STARTING, names.PHASE_RECOVERING) or (view.idle and not view.refuses)
-    if view.incarnation is None and not coming:
-        log.info("left out of a listing: it has no pod", session=view.title, phase=view.phase)
-        return False
-    return True
-
-
-def _get(path: str) -> Call:
-    return Call(Kind.QUERY, f"{PREFIX}/{path}", b"", wire.JSON, wire.JSON, method="GET")
 
 
 def _run_of_checkpoint(checkpoint: dict[str, Any]) -> str:

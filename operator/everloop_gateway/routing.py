@@ -159,6 +159,13 @@ class Stopped(Gone):
     """The same, because its TrainingSession was stopped: what is in its storage is still there."""
 
 
+def housed(binding: Binding, session: SessionView | None) -> Binding:
+    """A binding that is about to be written, made of an older one: owned by the claim that its storage is on today."""
+    if session is None or not session.claim.uid or session.lineage != binding.lineage:
+        return binding
+    return replace(binding, claim=session.claim)
+
+
 def session_view(resource: dict[str, Any]) -> SessionView:
     """Read a TrainingSession object of the API, whose shape the CRD's schema has checked."""
     metadata, spec, status = resource["metadata"], resource["spec"], resource.get("status") or {}

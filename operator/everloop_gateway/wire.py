@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+PREFIX = "/api/v1"
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
 

@@ -130,7 +130,8 @@ class Pod:
             case ["training_runs"]:
                 return JSONResponse({"training_runs": runs})
             case ["training_runs", wanted]:
-                return JSONResponse(next(run for run in runs if run["training_run_id"] == wanted))
+                found = [run for run in runs if run["training_run_id"] == wanted]
+                return JSONResponse(found[0]) if found else JSONResponse({"detail": f"training_run_id {wanted}"}, 404)
             case ["training_runs", wanted, "checkpoints"]:
                 checkpoints = [one for one in checkpoints if f"//{wanted}/" in one["tinker_path"]]
         return JSONResponse({"checkpoints": checkpoints, "cursor": None})

@@ -12,6 +12,7 @@ from everloop_gateway import keys
 from everloop_gateway.holding import BeginStream, KeepWaiting, Kind, TellToRepeat, is_definitive, next_step
 from everloop_gateway.routing import (
     Binding,
+    Claim,
     Gone,
     Incarnation,
     SessionView,
@@ -20,6 +21,7 @@ from everloop_gateway.routing import (
     Target,
     Wait,
     find_target,
+    housed,
     session_view,
 )
 from everloop_gateway.state import Catalogue, Keys, Sessions, SessionSink
@@ -57,6 +59,22 @@ def test_where_a_bound_call_goes(session: SessionView | None, missing: float, fo
     assert not isinstance(result, Stopped) or found is Stopped
     if isinstance(result, Wait) and session is not None:
         assert result.reason == "TrainingSession team/a is Recovering: node b lost"
+
+
+@pytest.mark.parametrize(
+    ("session", "owner"),
+    [
+        (VIEW, Claim("journal", "uid-claim")),
+        (replace(VIEW, claim=Claim("other", "uid-other")), Claim("other", "uid-other")),
+        (replace(VIEW, claim=Claim("journal", "uid-other"), lineage="lineage-b"), Claim("journal", "uid-claim")),
+        (replace(VIEW, claim=Claim("journal", "uid-other"), lineage=""), Claim("journal", "uid-claim")),
+        (replace(VIEW, claim=Claim("journal", "")), Claim("journal", "uid-claim")),
+        (None, Claim("journal", "uid-claim")),
+    ],
+)
+def test_a_binding_is_owned_by_the_claim_that_its_storage_is_on(session: SessionView | None, owner: Claim) -> None:
+    """A storage may have come back under another claim; an owner that is gone would take the binding along."""
+    assert housed(BINDING, session) == replace(BINDING, claim=owner)
 
 
 @pytest.mark.parametrize(

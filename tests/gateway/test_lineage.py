@@ -166,14 +166,53 @@ def test_two_replicas_record_one_lineage(
 
 
 def test_bindings_go_with_the_claim(tenant: Tenant, begin: Begin) -> None:
-    """Binding and recorded lineage are the claim's alone; without them a new replica knows no such model."""
+    """Binding and recorded lineage are the claim's alone; a model that no storage has either is not known."""
     gateway, program, key = begin(True)
     model = program.wait("created")["model_id"]
     assert (len(tenant.bindings()), len(lineages(tenant))) == (1, 1)
     tenant.delete_claim()
     assert (tenant.bindings(), lineages(tenant)) == ([], [])
+    tenant.ledger_path.write_text("")
     restart(gateway)
     with gateway.client(key) as client:
         answer = client.post("/optim_step", json={"model_id": model, "seq_id": 9})
     assert answer.status_code == 404
     assert answer.json()["detail"] == f"model_id: {model!r} is not known; its storage may have been deleted"
+
+
+def test_a_model_whose_claim_was_deleted_is_found_in_the_storage_that_came_back(
+    cluster: Cluster, tenant: Tenant, processes: Processes, address: Address, begin: Begin
+) -> None:
+    """Its loop goes on and its paths lead there, through a replica that knows nothing; bound anew, to the new claim."""
+    gateway, program, key = begin(False)
+    model, old = program.wait("created")["model_id"], tenant.claim()["metadata"]["uid"]
+    tenant.delete_claim()
+    tenant.recovering("its volume is being restored")
+    restart(gateway)
+    program.say("step")
+    gateway.wait_logged("call waits", "its volume is being restored")
+    uid = tenant.uid
+    tenant.create_session("elsewhere", "org/other")  # it has no pod, and is not waited for
+    tenant.uid = uid
+    tenant.serve(tenant.start_pod(processes, address()))
+    program.wait("step", seconds=60)
+    (binding,) = tenant.bindings()
+    new = tenant.claim()["metadata"]["uid"]
+    assert (binding["data"]["id"], binding["data"]["session"], new != old) == (model, tenant.session, True)
+    assert [owner["uid"] for owner in binding["metadata"]["ownerReferences"]] == [new]
+    program.finish()
+    tenant.delete_claim()
+    tenant.find_claim(tenant.session)
+    restart(gateway)
+    with gateway.session(cluster.key(tenant.namespace)) as (stranger, _):
+        asked = stranger.post("/weights_info", json={"tinker_path": f"tinker://{model}/weights/saved"})
+        assert (asked.status_code, tenant.bindings()) == (403, [])
+    with gateway.client(key) as client:
+        session_id = client.post("/create_session", json={}).json()["session_id"]
+        path = f"tinker://{model}/weights/saved"
+        load = {"session_id": session_id, "model_seq_id": 0, "path": path, "base_model": "org/small"}
+        assert client.post("/load_weights", json=load).status_code == 200
+        polled = client.post("/retrieve_future", json={"request_id": f"{model}:0"})
+        assert polled.json() == {"model_id": model}
+    owners = {owner["uid"] for binding in tenant.bindings() for owner in binding["metadata"]["ownerReferences"]}
+    assert (len(tenant.bindings()), owners) == (2, {tenant.claim()["metadata"]["uid"]})
