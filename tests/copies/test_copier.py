@@ -261,6 +261,51 @@ def test_what_fails_does_not_keep_the_rest_waiting(root: Root, store: Store, sec
     assert (told[-1].pending, told[-1].error) == (0, "")
 
 
+def test_nothing_is_put_off_when_the_pod_ends(root: Root, store: Store, secret: Path, prefix: str) -> None:
+    """A snapshot that would have had to wait is copied; it is told when that is all."""
+    told: list[CopiesReport] = []
+    where = bucket(store, secret, prefix)
+    working = Working(Copier(root.files, where, 1, 3600, lambda: 0.0), told.append)
+    first, second = root.write("snapshots", 4), root.write("snapshots", 8)
+    working.step(Wanted((first,), (ID,)))
+    wanted = Wanted((second,), (ID,))
+    working.step(wanted)
+    assert (told[-1].pending, where.get(f"{directory(second)}/manifest.json")) == (0, None)
+    working.step(Wanted((second,), (ID,), last=True))
+    assert where.get(f"{directory(second)}/manifest.json") is not None
+    assert (told[-1].pending, told[-1].finished) == (0, True)
+
+
+def test_what_fails_when_the_pod_ends_is_tried_once(root: Root, store: Store, secret: Path, prefix: str) -> None:
+    """Also if it has failed before; the rest is copied, and the pod does not stay for it."""
+    damaged, good = root.write("weights", 4, name="half"), root.write("weights", 8, name="all")
+    path = root.path / directory(damaged) / "state.safetensors"
+    intact = path.read_bytes()
+    path.write_bytes(b"else")
+    told: list[CopiesReport] = []
+    working = Working(Copier(root.files, bucket(store, secret, prefix), 1, 0, lambda: 0.0), told.append)
+    working.step(Wanted((damaged,), (ID,)))
+    wanted = Wanted((damaged, good), (ID,), last=True)
+    working.step(wanted)
+    assert not told[-1].finished
+    working.step(wanted)
+    assert (told[-1].pending, told[-1].finished, "damaged" in told[-1].error) == (1, True, True)
+    path.write_bytes(intact)
+    working.step(wanted)
+    assert (told[-1].pending, told[-1].finished, told[-1].error) == (0, True, "")
+
+
+def test_a_replaced_pod_copies_nothing_at_its_end(root: Root, store: Store, secret: Path, prefix: str) -> None:
+    """The fence is read then as ever."""
+    state = root.write("snapshots", 4)
+    working = Working(Copier(root.files, bucket(store, secret, prefix), 1, 0, lambda: 0.0), lambda _: None)
+    working.step(Wanted())
+    root.claim(attempt=2)
+    with pytest.raises(Fenced):
+        working.step(Wanted((state,), (ID,), last=True))
+    assert not [name for name in store.objects(prefix) if "/models/" in name]
+
+
 def test_an_address_that_is_none_is_refused() -> None:
     """By name of the field."""
     with pytest.raises(CopyFailed, match=r"copies\.s3\.uri"):

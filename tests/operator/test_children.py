@@ -137,6 +137,7 @@ def test_trainer_reads_the_environment_of_the_pod() -> None:
     assert config.session.storage.root == "/var/lib/everloop/team/tuned"
     assert config.session.base_model.path == "/models/base"
     assert config.session.token_file == "/run/secrets/everloop/token"
+    assert config.grace_seconds == 120
     assert set(json.loads(environment["EVERLOOP_CONFIG"])) == set(
         config.session.model_dump(by_alias=True, exclude_none=True)
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,9 @@ def faultless(store: Store) -> Iterator[None]:
     store.fault = None
 
 
-def configure(pod: Pod, store: Store, prefix: str, **more: Any) -> None:
+def configure(pod: Pod, store: Store, prefix: str, pause: float = 0.1, **more: Any) -> None:
     secret = store.credentials(pod.directory / "secret")
-    pod.configure(copies={"s3": store.s3(secret, prefix), "snapshotSeconds": 0.1}, **more)
+    pod.configure(copies={"s3": store.s3(secret, prefix), "snapshotSeconds": pause}, **more)
 
 
 def copies(pod: Pod) -> dict[str, Any]:
@@ -111,6 +113,49 @@ def test_a_copier_ends_with_its_server(pod: Pod) -> None:
     kill_process(server)
     eventually(lambda: not alive(copier), "the end of the copier", 10)
     pod.wait_until("Serving")
+
+
+def newest_snapshot(pod: Pod) -> dict[str, Any]:
+    """The manifest of the newest one in the storage, with the name that its copy has."""
+    found = [(json.loads(path.read_text()), path) for path in pod.root.glob("models/*/snapshots/*/manifest.json")]
+    manifest, path = max(found, key=lambda each: each[0]["seq"])
+    return {**manifest, "copy": f"ended/team/tiny/{path.relative_to(pod.root)}"}
+
+
+def train(pod: Pod, stub: Stub, steps: int) -> int:
+    """A loop that is killed after so many steps; returns the number of the last operation that has a result."""
+    with SdkProgram(stub.url, "train", seed=23, steps=100_000, **LOOP) as program:
+        model = model_of(program)
+        eventually(lambda: len(program.named("step")) >= steps, "steps", 60)
+        program.process.kill()
+        program.process.wait()
+    return max(int(record["n"]) for record in pod.journal() if record["t"] == "result" and record["s"] == model)
+
+
+def test_a_pod_that_is_stopped_has_its_end_copied_if_there_is_time(make_pod: Callable[..., Pod], store: Store) -> None:
+    """Snapshots come first, and are there in any case; copies have what is left of the grace period, and no more."""
+    pod = make_pod()
+    configure(pod, store, "ended", pause=3600.0)
+    pod.environment["EVERLOOP_GRACE_SECONDS"] = "60"
+    pod.start()
+    pod.wait_until("Serving")
+    with serving(pod, new_address(), {}) as stub:
+        last = train(pod, stub, 10)
+        assert pod.stop() == 0
+        snapshot = newest_snapshot(pod)
+        assert snapshot["seq"] >= last
+        assert snapshot["copy"] in store.objects("ended")
+        pod.environment["EVERLOOP_GRACE_SECONDS"] = "15"
+        pod.start()
+        pod.wait_until("Serving")
+        store.fault = lambda request: 60.0 if request.kind == "PutObject" and "/models/" in request.path else None
+        last = train(pod, stub, 10)
+        begun = time.monotonic()
+        assert pod.stop() == 0
+        assert time.monotonic() - begun < 15
+        snapshot = newest_snapshot(pod)
+        assert snapshot["seq"] >= last
+        assert snapshot["copy"] not in store.objects("ended")
 
 
 def test_a_lost_volume_is_restored_and_never_silently(make_pod: Callable[..., Pod], store: Store) -> None:

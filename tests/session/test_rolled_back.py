@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -12,13 +10,13 @@ from everloop_trainer.session.copying import wanted
 from everloop_trainer.session.history import History
 from everloop_trainer.session.lora import Lora
 from everloop_trainer.session.outcomes import Failed, Succeeded
-from everloop_trainer.session.ports import Position, StateRef
+from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Restored, from_header, to_header
 from everloop_trainer.session.rollback import RestoredCheckpoint, RolledBack
 from everloop_trainer.session.service import SessionService
-from everloop_trainer.session.status import CopiesReport
 from everloop_trainer.store.restored import write_restored
 from tests.session.compacted import compact, facts, history_of, opened_copy
+from tests.session.told import Told
 from tests.session.world import A, C, Client, create, fb, freeze, load, optim, running, running_on, save, states, until
 from tests.store.crash_files import CrashFiles, Disk
 
@@ -137,21 +135,6 @@ def test_the_record_is_read_as_it_was_written() -> None:
 
 
 # --- what is to be copied -------------------------------------------------------------------------------------------
-
-
-class Told:
-    """Copies that are never made: what was wanted last."""
-
-    def __init__(self) -> None:
-        self.states: list[StateRef] = []
-        self.models: set[str] = set()
-        self.report = CopiesReport(pending=3, error="away")
-
-    def want(self, states: Sequence[StateRef], models: Collection[str]) -> None:
-        self.states, self.models = list(states), set(models)
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
 
 
 async def test_checkpoints_with_a_name_and_the_newest_snapshot_are_to_be_copied() -> None:

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 PORT = 8080
+GRACE_SECONDS = 30.0
+"""How long Kubernetes lets a pod end that does not say how long it needs."""
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 Name = Annotated[str, Field(pattern=NAME, max_length=63)]
@@ -149,6 +151,8 @@ class TrainerConfig(_Strict):
     node_name: str
     run_dir: AbsolutePath
     """Directory of sockets, private to the pod."""
+    grace_seconds: float = GRACE_SECONDS
+    """Seconds from the signal to end until the pod is killed."""
     compact_after_records: int | None = None
     """How many records of the journal make a compaction due; by default as many as the store says."""
 
@@ -176,11 +180,15 @@ def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
         json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"EVERLOOP_CONFIG: not JSON: {error.msg} at position {error.pos}") from None
-    records = environment.get("EVERLOOP_COMPACT_AFTER_RECORDS")
-    if records is not None:
-        if not (records.isascii() and records.isdecimal() and int(records)):
-            raise ConfigError("EVERLOOP_COMPACT_AFTER_RECORDS: not a whole number from 1 on")
-        values["compact_after_records"] = int(records)
+    for variable, field in (
+        ("EVERLOOP_COMPACT_AFTER_RECORDS", "compact_after_records"),
+        ("EVERLOOP_GRACE_SECONDS", "grace_seconds"),
+    ):
+        number = environment.get(variable)
+        if number is not None:
+            if not (number.isascii() and number.isdecimal() and int(number)):
+                raise ConfigError(f"{variable}: not a whole number from 1 on")
+            values[field] = int(number)
     try:
         return TrainerConfig(session=SessionConfig.model_validate_json(text), **values)
     except ValidationError as error:

@@ -44,7 +44,15 @@ def run_server() -> int:
     session = config.session
     configure_logs("server", session=f"{session.namespace}/{session.name}", pod=config.pod_name)
     try:
-        return asyncio.run(serve(config.pod_ip, PORT, token, config.pod_uid, lambda begun: open_session(config, begun)))
+        serving = serve(
+            config.pod_ip,
+            PORT,
+            token,
+            config.pod_uid,
+            lambda begun: open_session(config, begun),
+            config.grace_seconds,
+        )
+        return asyncio.run(serving)
     except Fenced as error:
         return give_up(exitcodes.FENCED, f"Fenced: {error}")
     except StorageFailed as error:

@@ -196,6 +196,7 @@ def _container(session: Session, spec: TrainingSessionSpec, attempt: int, image:
         "image": image,
         "env": [
             {"name": "EVERLOOP_CONFIG", "value": config},
+            {"name": "EVERLOOP_GRACE_SECONDS", "value": str(spec.pod.termination_grace_period_seconds)},
             {"name": "EVERLOOP_RUN_DIR", "value": volumes.RUN_DIRECTORY},
             {"name": "TMPDIR", "value": "/tmp"},  # noqa: S108 - a mount of its own
             *(

@@ -31,6 +31,7 @@ class CopierProcess:
         self._wanted = Wanted()
         self._report = CopiesReport()
         self._process: asyncio.subprocess.Process | None = None
+        self._finished = asyncio.Event()
 
     @property
     def report(self) -> CopiesReport:
@@ -39,11 +40,16 @@ class CopierProcess:
 
     def want(self, states: Sequence[StateRef], models: Collection[str]) -> None:
         """See session.ports.Copies."""
-        named = tuple(State(state.kind, storage_id(state.model), state.key) for state in states)
-        wanted = Wanted(named, tuple(sorted(storage_id(model) for model in models)))
-        if wanted != self._wanted:
+        wanted = _wanted(states, models, last=False)
+        if wanted != self._wanted and not self._wanted.last:
             self._wanted = wanted
             self._send()
+
+    async def finish(self, states: Sequence[StateRef], models: Collection[str]) -> None:
+        """See session.ports.Copies."""
+        self._wanted = _wanted(states, models, last=True)
+        self._send()
+        await self._finished.wait()
 
     async def run(self) -> None:
         """See session.ports.Copies."""
@@ -51,6 +57,8 @@ class CopierProcess:
         while True:
             began = asyncio.get_running_loop().time()
             code = await self._serve()
+            if code == exitcodes.FENCED or (code == exitcodes.BAD_CONFIGURATION and self._wanted.last):
+                self._finished.set()
             if code == exitcodes.FENCED:
                 error = "another incarnation makes the copies"
                 self._report = CopiesReport(self._report.pending, self._report.last_time, error)
@@ -74,6 +82,8 @@ class CopierProcess:
             async for line in process.stdout:
                 try:
                     self._report = REPORT.validate_json(line)
+                    if self._report.finished:
+                        self._finished.set()
                 except ValidationError as error:
                     log.error("the copier said something else than a report", error=error.errors()[0]["msg"])
             return await process.wait()
@@ -85,6 +95,11 @@ class CopierProcess:
         """Without waiting: a pipe takes it, or the copier is about to end, and the next one gets all of it."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(WANTED.dump_json(self._wanted) + b"\n")
+
+
+def _wanted(states: Sequence[StateRef], models: Collection[str], *, last: bool) -> Wanted:
+    named = tuple(State(state.kind, storage_id(state.model), state.key) for state in states)
+    return Wanted(named, tuple(sorted(storage_id(model) for model in models)), last)
 
 
 async def restore_if_empty(root: Path) -> None:

@@ -140,7 +140,8 @@ class Copier:
 
     def due(self, wanted: Wanted) -> list[Work]:
         """What there is to do now, in order."""
-        return due(wanted, self._present, self._leftovers, self._taken, self._pause, self._monotonic())
+        pause = 0.0 if wanted.last else self._pause
+        return due(wanted, self._present, self._leftovers, self._taken, pause, self._monotonic())
 
     def pending(self, wanted: Wanted) -> int:
         """How many states that are to have a copy now have none; all, as long as nothing is known."""

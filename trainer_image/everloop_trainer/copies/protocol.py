@@ -24,10 +24,14 @@ class State:
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """States that are to have a copy; of `models`, by the names of their directories, nothing else is."""
+    """States that are to have a copy; of `models`, by the names of their directories, nothing else is.
+
+    `last`: the pod is about to end. Nothing is put off any more, and each copy is tried once.
+    """
 
     states: tuple[State, ...] = ()
     models: tuple[str, ...] = ()
+    last: bool = False
 
 
 WANTED: TypeAdapter[Wanted] = TypeAdapter(Wanted)

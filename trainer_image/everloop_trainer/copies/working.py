@@ -32,10 +32,14 @@ class Working:
         self._failed: dict[Work | None, tuple[int, str]] = {}
         self._failures = 0
         self._told: CopiesReport | None = None
+        self._last = False
 
     def step(self, wanted: Wanted) -> float:
         """Does the next piece of work. Returns seconds until the next step; raises Fenced."""
         work: Work | None = None
+        if wanted.last and not self._last:
+            self._last, self._failures = True, 0
+            self._failed.clear()
         try:
             if not self._copier.begun:
                 self._copier.begin()
@@ -61,7 +65,13 @@ class Working:
 
     def _report(self, wanted: Wanted) -> None:
         error = next((why for _, why in self._failed.values()), "")
-        report = CopiesReport(self._copier.pending(wanted), self._copier.last_time, error)
+        finished = wanted.last and self._tried_all(wanted)
+        report = CopiesReport(self._copier.pending(wanted), self._copier.last_time, error, finished)
         if report != self._told:
             self._told = report
             self._tell(report)
+
+    def _tried_all(self, wanted: Wanted) -> bool:
+        if not self._copier.begun:
+            return None in self._failed
+        return all(work.remove or work in self._failed for work in self._copier.due(wanted))

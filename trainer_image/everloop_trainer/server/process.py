@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import structlog
 import uvicorn
 
+from everloop_trainer.config import GRACE_SECONDS
 from everloop_trainer.server.app import build_app
 from everloop_trainer.server.gate import Gate
 from everloop_trainer.session.errors import Fenced, StorageFailed
@@ -19,6 +20,9 @@ from everloop_trainer.session.service import SessionService
 
 DRAIN_SECONDS = 20.0
 """How long an orderly shutdown may take to finish the running operation and snapshot every model."""
+
+END_SECONDS = 10.0
+"""How long before the end of the pod's grace period the server is done: the rest of the pod has to end, too."""
 
 TELL_SECONDS = 5.0
 """How long a server that cannot open its storage says why before it ends and another one tries."""
@@ -35,10 +39,18 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-async def serve(host: str, port: int, token: str, pod_uid: str, open_session: OpenSession) -> int:
+async def serve(
+    host: str,
+    port: int,
+    token: str,
+    pod_uid: str,
+    open_session: OpenSession,
+    grace_seconds: float = GRACE_SECONDS,
+) -> int:
     """Serves until SIGTERM or SIGINT; returns 0 once the session is drained.
 
     `open_session` opens the storage and claims the epoch; it is given what to call with its journal meanwhile.
+    After `grace_seconds` from the signal the pod is killed.
 
     Raises:
         OSError: the address cannot be bound.
@@ -63,7 +75,7 @@ async def serve(host: str, port: int, token: str, pod_uid: str, open_session: Op
     listening.add_done_callback(lambda _: gate.end(None))  # nobody can reach a session behind a server that ended
     _log.info("listening", host=host, port=port)
     try:
-        return await _run_session(gate, open_session)
+        return await _run_session(gate, open_session, grace_seconds)
     finally:
         http.should_exit = True
         await listening
@@ -82,7 +94,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _run_session(gate: Gate, open_session: OpenSession) -> int:
+async def _run_session(gate: Gate, open_session: OpenSession, grace_seconds: float) -> int:
     try:
         opening = asyncio.ensure_future(open_session(gate.begin))
         await asyncio.wait((opening, gate.ended), return_when=asyncio.FIRST_COMPLETED)
@@ -103,7 +115,7 @@ async def _run_session(gate: Gate, open_session: OpenSession) -> int:
             raise reason
         if not running.done():
             _log.info("draining")
-            await service.drain(DRAIN_SECONDS)
+            await service.drain(DRAIN_SECONDS, grace_seconds - END_SECONDS)
         await running
         return 0
     except (Fenced, StorageFailed) as reason:

@@ -57,9 +57,16 @@ class Copying:
             if stored:
                 self._found[name] = stored[0].key
         while True:
-            known = set(history.models) | set(history.rolled_back)
-            self._copies.want(wanted(history, self._newest()), known)
+            self._copies.want(*self._wanted())
             await asyncio.sleep(INTERVAL)
+
+    async def finish(self) -> None:
+        """Have copied what there is now, also snapshots that would have to wait their turn; ends when that is done."""
+        await self._copies.finish(*self._wanted())
+
+    def _wanted(self) -> tuple[list[StateRef], set[str]]:
+        history = self._context.history
+        return wanted(history, self._newest()), set(history.models) | set(history.rolled_back)
 
     def _newest(self) -> dict[str, str]:
         newest = dict(self._found)

@@ -239,6 +239,9 @@ class Copies(Protocol):
     def want(self, states: Sequence[StateRef], models: Collection[str]) -> None:
         """From now on these are to have a copy; of `models`, which are all that are known, nothing else."""
 
+    async def finish(self, states: Sequence[StateRef], models: Collection[str]) -> None:
+        """The same for the last time: ends once each of them has a copy, or could not be copied."""
+
     @property
     def report(self) -> CopiesReport:
         """How far it is."""

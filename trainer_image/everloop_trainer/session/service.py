@@ -99,6 +99,8 @@ class SessionService:
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._compacting = Compacting(self._context, compactor, lambda: self._runner.engine is not None)
         self._copies = copies
+        self._copying = None if copies is None else Copying(self._context, copies, self._runner.snapshots.newest)
+        self._copy_until: float | None = None
         self._gaps = Gaps()
         self._heard = config.monotonic()
         self._main: asyncio.Task[None] | None = None
@@ -335,6 +337,8 @@ class SessionService:
         tasks: set[asyncio.Future[None]] = {self._main, watch, compacting, copying, self._context.ended}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._main.done() and (self._main.cancelled() or self._main.exception() is None):
+                await self._copy_last(tasks - {self._main})
         finally:
             self._main.cancel()
             watch.cancel()
@@ -354,11 +358,24 @@ class SessionService:
 
     async def _copy(self) -> None:
         """Have stored states copied, or, where there is nowhere to copy them to, wait to be cancelled."""
-        if self._copies is None:
+        if self._copies is None or self._copying is None:
             await asyncio.Event().wait()
         else:
-            telling = Copying(self._context, self._copies, self._runner.snapshots.newest)
-            await asyncio.gather(telling.run(), self._copies.run())
+            await asyncio.gather(self._copying.run(), self._copies.run())
+
+    async def _copy_last(self, others: set[asyncio.Future[None]]) -> None:
+        """Copies of what was written last, for as long as the pod may stay and this incarnation is the newest."""
+        copies = self._copies
+        if copies is None or self._copying is None or self._copy_until is None:
+            return
+        last = asyncio.create_task(self._copying.finish(), name="last copies")
+        seconds = max(0.0, self._copy_until - asyncio.get_running_loop().time())
+        try:
+            await asyncio.wait({last, *others}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            last.cancel()
+            await asyncio.gather(last, return_exceptions=True)
+        log.info("last copies made", pending=copies.report.pending, error=copies.report.error)
 
     async def _watch(self) -> None:
         """Notice a newer incarnation, a failed journal and numbers that never arrive, with nothing else to do."""
@@ -383,11 +400,13 @@ class SessionService:
                 context.history.apply(lost, position, durable=False)
                 self._await_durable(request_id(stream, seq), durable)
 
-    async def drain(self, timeout: float) -> None:
+    async def drain(self, timeout: float, copy_seconds: float = 0.0) -> None:
         """Orderly shutdown within `timeout` seconds: finish or abandon the running operation, snapshot all models.
 
-        What was accepted and did not run is run by the next incarnation. `run` returns.
+        What was accepted and did not run is run by the next incarnation. `run` returns, once the copies have what was
+        written last, but at most `copy_seconds` from now.
         """
+        self._copy_until = asyncio.get_running_loop().time() + copy_seconds
         self._runner.drain()
         if self._main is None:
             return

@@ -87,11 +87,15 @@ class UnderwayStatus:
 
 @dataclass(frozen=True, slots=True)
 class CopiesReport:
-    """How the copies are: how many states have none yet, when the last was made (RFC 3339), what is in the way."""
+    """How the copies are: how many states have none yet, when the last was made (RFC 3339), what is in the way.
+
+    `finished`: what was wanted last is copied as far as it can be, and nothing more is tried.
+    """
 
     pending: int = 0
     last_time: str = ""
     error: str = ""
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
