@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -14,13 +15,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from everloop_operator.cluster.trainer import TrainerClient
+from everloop_operator.loop.ports import Unanswered
 from everloop_trainer.basefiles import files_sha256
 from everloop_trainer.fetching.cache import fill
-from everloop_trainer.fetching.files import FetchFailed, Progress, SourceFile
+from everloop_trainer.fetching.files import FetchFailed, SourceFile
 from tests.copies.store import BUCKET, Request, Store, error, running
 from tests.fetching.hub import COMMIT, REPO, Hub, serving
+from tests.fetching.slow import Slow
+from tests.networks import new_address
 
 TRAINER = Path(__file__).resolve().parents[2] / "trainer_image"
 FILES = {
@@ -169,6 +175,41 @@ def test_a_file_that_comes_damaged_is_no_file(store: Store, tmp_path: Path, buck
     assert_filled(directory)
 
 
+async def test_how_far_it_is_is_told_to_the_operator(store: Store, tmp_path: Path, bucket: str) -> None:
+    """What an earlier try left counts; on the pod's own address, and to nobody without the session's token."""
+    directory, name, ip = tmp_path / "cache" / "model", "model-00001.safetensors", new_address()
+    partial = tmp_path / "cache" / ".model.partial"
+    partial.mkdir(parents=True)
+    (partial / name).write_bytes(FILES[name][: 2 << 20])
+    (tmp_path / "token").write_text("the-token")
+    told = {"POD_IP": ip, "EVERLOOP_TOKEN_FILE": str(tmp_path / "token")}
+    fetch, client = Fetch(directory, tmp_path, told, s3=s3(store, tmp_path, bucket)), TrainerClient()
+    store.fault = lambda request: 60.0 if request.kind == "GET" and name in request.path else None
+    process = fetch.start()
+    try:
+        async with asyncio.timeout(30):
+            report = None
+            while report is None or report.fetching is None or report.fetching.percent == 0:
+                try:
+                    report = await client.ask(ip, "the-token")
+                except Unanswered:
+                    assert process.poll() is None, fetch.log.read_text()
+                await asyncio.sleep(0.1)
+        assert (report.state, report.serving, report.fetching.percent) == ("Fetching", False, 66)
+        assert report.fetching.total_bytes == sum(len(data) for data in FILES.values())
+        with pytest.raises(Unanswered, match="401"):
+            await client.ask(ip, "another")
+        other = await asyncio.to_thread(httpx.post, f"http://{ip}:8080/api/v1/optim_step")
+        assert other.status_code == 503
+    finally:
+        process.kill()
+        process.wait()
+        await client.close()
+    store.fault = None
+    assert fetch.run() == 0, fetch.log.read_text()
+    assert_filled(directory)
+
+
 def test_what_s3_says_is_told(store: Store, tmp_path: Path, bucket: str) -> None:
     """In the termination message, where the operator finds it; without a secret."""
     fetch = Fetch(tmp_path / "cache" / "model", tmp_path, s3=s3(store, tmp_path, bucket))
@@ -251,30 +292,11 @@ def test_an_unknown_model_is_named(hub: Hub, tmp_path: Path) -> None:
 # --- the lock -------------------------------------------------------------------------------------------------------
 
 
-class Slow:
-    """A source that counts how often it is asked, and takes its time."""
-
-    title = "slow"
-
-    def __init__(self, asked: Path) -> None:
-        self.asked = asked
-
-    def files(self) -> tuple[str, Sequence[SourceFile]]:
-        with self.asked.open("a") as file:
-            file.write("x")
-        return "", [SourceFile("config.json", 2, "size")]
-
-    def fetch(self, file: SourceFile, directory: Path, progress: Progress) -> None:
-        time.sleep(0.5)
-        (directory / file.name).write_bytes(b"{}")
-        progress(2)
-
-
 def test_two_pods_fill_it_once(tmp_path: Path) -> None:
     """The second waits for the first, and finds it done."""
     code = (
         "import sys; from pathlib import Path; from everloop_trainer.fetching.cache import fill\n"
-        "from tests.fetching.test_fetching import Slow\n"
+        "from tests.fetching.slow import Slow\n"
         "fill(Path(sys.argv[1]), Slow(Path(sys.argv[2])))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "cache" / "model"), str(tmp_path / "asked")]

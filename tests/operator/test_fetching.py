@@ -9,10 +9,13 @@ import pytest
 
 from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
-from everloop_operator.core import children, claims, fetching
-from everloop_operator.core.observed import Claim, Container, Pod
+from everloop_operator.api.training_session_status import TrainingSessionStatus
+from everloop_operator.core import children, claims, fetching, status
+from everloop_operator.core.observed import Claim, Container, Pod, Trainer
 from everloop_operator.core.projections import pod_of
+from everloop_operator.core.report import TrainerReport
 from everloop_trainer.config import FetchConfig
+from everloop_trainer.fetching.telling import TOKEN_FILE
 
 from .builders import CLAIMS, SPEC, ago, condition, decided, observed, pending, session, status_of
 from .builders import spec as make_spec
@@ -105,6 +108,36 @@ def test_the_condition_says_how_the_fetch_does(container: Container, reason: str
     assert not claims.waits_for_volumes(waiting)
     if container.exit_code != 0:
         assert said in condition(plan, names.CONDITION_READY)[2]
+
+
+def test_how_far_it_is_is_written_seldom() -> None:
+    """In steps of 10 %, and what lies between changes no status; what does not change it urgently waits its turn."""
+
+    def at(percent: int, before: TrainingSessionStatus | None = None) -> TrainingSessionStatus:
+        fetching = {"percent": percent, "totalBytes": 15_200_000_000}
+        answer = Trainer(report=TrainerReport.model_validate({"state": "Fetching", "fetching": fetching}))
+        own = session(before, **FROM_HUB)
+        waiting = fetching_pod(Container(running=True))
+        return status_of(decided(observed(session=own, pods=(waiting,), trainer=answer)))
+
+    begun = at(0)
+    said = [at(percent, begun) for percent in range(101)]
+    messages = [next(c.message for c in each.conditions if c.type == names.CONDITION_BASE_MODEL_READY) for each in said]
+    assert messages[42].endswith("fetches the base model: 40 % of 15.2 GB")
+    assert len(set(messages)) == 11
+    assert said[40] == at(49, said[40])
+    assert not status.urgent(said[40], said[50])
+
+
+def test_the_operator_may_ask_the_init_container() -> None:
+    """By the token that it asks the trainer with, which is a mount and no value."""
+    pod, _ = built(**FROM_HUB)
+    [fetch] = pod["spec"]["initContainers"]
+    variables = {item["name"]: item.get("value") for item in fetch["env"]}
+    assert "POD_IP" in variables
+    mounts = {mount["name"]: mount for mount in fetch["volumeMounts"]}
+    assert (mounts["token"]["mountPath"], mounts["token"]["readOnly"]) == ("/run/secrets/everloop", True)
+    assert variables[TOKEN_FILE] == "/run/secrets/everloop/token"
 
 
 def test_a_fetch_that_fails_again_and_again_is_a_failure() -> None:

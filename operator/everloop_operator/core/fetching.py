@@ -11,7 +11,8 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 
 from .aspect import Aspect
 from .observed import Pod
-from .volumes import MODELS_MOUNT, SCRATCH_MOUNT, SOURCE_MOUNT, SOURCE_VOLUME, source_secret
+from .report import TrainerReport
+from .volumes import MODELS_MOUNT, SCRATCH_MOUNT, SOURCE_MOUNT, SOURCE_VOLUME, TOKEN_MOUNT, source_secret
 
 TOKEN_KEY = "token"  # noqa: S105 - the name of a field
 MESSAGE = 600
@@ -65,10 +66,11 @@ def init_containers(spec: TrainingSessionSpec, image: str, security: Body) -> li
             "env": [
                 {"name": "EVERLOOP_FETCH", "value": json.dumps(config(spec), sort_keys=True, separators=(",", ":"))},
                 {"name": "TMPDIR", "value": SCRATCH_MOUNT["mountPath"]},
-                {
-                    "name": "POD_NAME",
-                    "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}},
-                },
+                {"name": "EVERLOOP_TOKEN_FILE", "value": f"{TOKEN_MOUNT}/{names.TOKEN_FIELD}"},
+                *(
+                    {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+                    for name, path in (("POD_IP", "status.podIP"), ("POD_NAME", "metadata.name"))
+                ),
             ],
             "resources": {
                 kind: {name: quantity for name, quantity in values.items() if "/" not in name}
@@ -77,12 +79,31 @@ def init_containers(spec: TrainingSessionSpec, image: str, security: Body) -> li
             "securityContext": security,
             "terminationMessagePath": "/dev/termination-log",
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "volumeMounts": [{"name": "models", "mountPath": MODELS_MOUNT}, *secret, SCRATCH_MOUNT],
+            "volumeMounts": [
+                {"name": "models", "mountPath": MODELS_MOUNT},
+                {"name": "token", "mountPath": TOKEN_MOUNT, "readOnly": True},
+                *secret,
+                SCRATCH_MOUNT,
+            ],
         }
     ]
 
 
-def judge(pod: Pod | None) -> Aspect | None:
+def progress(report: TrainerReport | None) -> str:
+    """How far it is, in steps of 10 %: each is a write of the status."""
+    if report is None or report.fetching is None:
+        return f"container {names.FETCH_CONTAINER} logs how far it is"
+    return f"{report.fetching.percent // 10 * 10} % of {_size(report.fetching.total_bytes)}"
+
+
+def _size(count: int) -> str:
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"
+
+
+def judge(pod: Pod | None, report: TrainerReport | None) -> Aspect | None:
     """Condition BaseModelReady of a pod whose base model is still to come; None once it is there, or need not come."""
     if pod is None or pod.fetch.exit_code == 0:
         return None
@@ -91,6 +112,6 @@ def judge(pod: Pod | None) -> Aspect | None:
         failed = pod.fetch.exit_message[-MESSAGE:] or f"exit code {pod.fetch.exit_code}"
     if pod.fetch.running:
         last = f"; the last try: {failed}" if failed else ""
-        message = f"pod {pod.name} fetches the base model; container {names.FETCH_CONTAINER} logs how far it is{last}"
+        message = f"pod {pod.name} fetches the base model: {progress(report)}{last}"
         return Aspect(False, names.REASON_BASE_MODEL_FETCHING, message)
     return Aspect(False, names.REASON_BASE_MODEL_FETCH_FAILED, f"pod {pod.name}: {failed}") if failed else None

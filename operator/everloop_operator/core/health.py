@@ -85,7 +85,7 @@ def assess(observed: Observed, spec: TrainingSessionSpec, attempt: Attempt, *, r
     serving = pod is not None and not attempt.lost and serves(observed, attempt.number, pod)
     pods = _pods(observed, pod, refusal)
     volumes = claims.judge(observed, spec, pod, _storage_error(observed, pod))
-    fetch = fetching.judge(pod)
+    fetch = fetching.judge(pod, observed.trainer.report)
     blockers = (volumes, fetch or pods)
     before = observed.session.status
     served = (names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_MOVING)
@@ -201,7 +201,7 @@ def _base_model(observed: Observed, attempt: int, pod: Pod | None) -> Aspect:
     was = next((c for c in observed.session.status.conditions if c.type == names.CONDITION_BASE_MODEL_READY), None)
     if was and was.status == "True" and recorded_counts(observed, pod):
         return Aspect(True, was.reason, was.message)
-    fetched = fetching.judge(pod)
+    fetched = fetching.judge(pod, observed.trainer.report)
     if fetched:
         return fetched
     return Aspect(False, names.REASON_BASE_MODEL_LOADING, f"attempt {attempt} has not loaded the base model yet")
@@ -259,7 +259,7 @@ def _stalled(
         return Aspect(True, volumes.reason, volumes.message)
     if refusal and refusal.settled and (pod is None or attempt.lost):
         return Aspect(True, names.REASON_POD_INVALID, f"the pod was refused: {refusal.message}")
-    failed = fetching.judge(pod)
+    failed = fetching.judge(pod, observed.trainer.report)
     if failed and pod and pod.fetch.restarts >= CRASH_LOOP_RESTARTS:
         return Aspect(True, failed.reason, failed.message)
     if pod and _crashed(observed, pod):

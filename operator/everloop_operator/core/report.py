@@ -146,11 +146,18 @@ class WorkReport(_Part):
     """In bringing models back into an engine."""
 
 
+class FetchingReport(_Part):
+    """How far the base model has come into the cache."""
+
+    percent: int = Field(ge=0, le=100)
+    total_bytes: int = Field(ge=0, le=MOST)
+
+
 class TrainerReport(_Part):
     """The whole report."""
 
     state: Annotated[str, StringConstraints(max_length=32)]
-    """Starting, Recovering or Serving."""
+    """Starting, Recovering or Serving; Fetching as long as it is the init container that answers."""
     incarnation: Incarnation | None = None
     lineage: Short = ""
     """Identifier of what the storage holds; empty until it is open."""
@@ -170,6 +177,8 @@ class TrainerReport(_Part):
     """None where none are made."""
     checkpoints: AutomaticCheckpoints | None = None
     """None from an older trainer, which takes them as its pod was made."""
+    fetching: FetchingReport | None = None
+    """None from any other container, and until it is known how much there is to come."""
     underway: UnderwayReport | None = None
     snapshot_request: SnapshotRequest | None = None
     """None until one was made of this incarnation."""

@@ -12,16 +12,17 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 
 import structlog
 
 from everloop_trainer.durable import Directories, sync_directory
 from everloop_trainer.fetching.files import CHUNK, FetchFailed, Source, SourceFile, is_whole
+from everloop_trainer.fetching.progress import Progress
 
 RECORD = ".everloop.json"
 """In a whole directory: which source and revision its files are of, with their hashes."""
@@ -31,8 +32,8 @@ LOCK_SECONDS = 1.0
 log = structlog.get_logger(__name__)
 
 
-def fill(directory: Path, source: Source) -> None:
-    """Makes `directory` hold the files of `source`, if it does not yet.
+def fill(directory: Path, source: Source, begun: Callable[[Progress], None] = lambda _: None) -> None:
+    """Makes `directory` hold the files of `source`, if it does not yet; calls `begun` once it is known how much it is.
 
     Raises:
         FetchFailed: the source does not give them; what has come stays for the next try.
@@ -45,7 +46,7 @@ def fill(directory: Path, source: Source) -> None:
     with _lock(directory.with_name(f".{directory.name}.lock")):
         if is_filled(directory):
             return
-        _fill(directory, source)
+        _fill(directory, source, begun)
 
 
 def is_filled(directory: Path) -> bool:
@@ -53,14 +54,16 @@ def is_filled(directory: Path) -> bool:
     return (directory / RECORD).is_file()
 
 
-def _fill(directory: Path, source: Source) -> None:
+def _fill(directory: Path, source: Source, begun: Callable[[Progress], None]) -> None:
     partial = directory.with_name(f".{directory.name}.partial")
     partial.mkdir(exist_ok=True)
     revision, files = source.files()
     if not files:
         raise FetchFailed(f"{source.title}: there are no files of a model")
-    with _told(source.title, sum(file.size for file in files)) as come, ThreadPoolExecutor(STREAMS) as threads:
-        list(threads.map(lambda file: _fetch(source, file, partial, come), files))
+    progress = Progress(partial, sum(file.size for file in files))
+    begun(progress)
+    with _told(source.title, progress), ThreadPoolExecutor(STREAMS) as threads:
+        list(threads.map(lambda file: _fetch(source, file, partial), files))
     record = {
         "format": 1,
         "source": source.title,
@@ -76,15 +79,14 @@ def _fill(directory: Path, source: Source) -> None:
     log.info("the base model has come", directory=str(directory), revision=revision, files=len(files))
 
 
-def _fetch(source: Source, file: SourceFile, partial: Path, come: _Come) -> None:
+def _fetch(source: Source, file: SourceFile, partial: Path) -> None:
     target = partial / file.name
     if not target.resolve().is_relative_to(partial.resolve()):
         raise FetchFailed(f"{source.title}: {file.name!r} lies outside of the model")
     if is_whole(target, file):
-        come.add(file.size)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    source.fetch(file, partial, come.add)
+    source.fetch(file, partial)
     if not is_whole(target, file):
         target.unlink(missing_ok=True)
         raise FetchFailed(f"{source.title}: {file.name} came damaged ({file.check} differs); it is fetched anew")
@@ -113,32 +115,20 @@ def _sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-class _Come:
-    """Bytes that have come so far, from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self.bytes = 0
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.bytes += count
-
-
 @contextmanager
-def _told(title: str, total: int) -> Iterator[_Come]:
+def _told(title: str, progress: Progress) -> Iterator[None]:
     """Says in the log how far it is, as long as it goes on."""
-    come, ended = _Come(), Event()
+    ended = Event()
 
     def tell() -> None:
         while not ended.wait(TELL_SECONDS):
-            log.info("fetching", source=title, bytes=come.bytes, of=total)
+            log.info("fetching", source=title, bytes=progress.bytes, of=progress.total)
 
     teller = Thread(target=tell, daemon=True)
-    log.info("fetching", source=title, bytes=0, of=total)
+    log.info("fetching", source=title, bytes=progress.bytes, of=progress.total)
     teller.start()
     try:
-        yield come
+        yield
     finally:
         ended.set()
         teller.join()

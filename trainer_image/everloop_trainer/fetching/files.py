@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 CHUNK = 1 << 20
 CheckKind = Literal["sha256", "md5", "git", "size"]
-Progress = Callable[[int], None]
-"""Called with the number of bytes that have come."""
 
 
 class FetchFailed(Exception):
@@ -38,7 +36,7 @@ class Source(Protocol):
     def files(self) -> tuple[str, Sequence[SourceFile]]:
         """The revision that they are of, as exactly as the source knows it, and all files of the model."""
 
-    def fetch(self, file: SourceFile, directory: Path, progress: Progress) -> None:
+    def fetch(self, file: SourceFile, directory: Path) -> None:
         """Put the file below `directory`, going on where an earlier try broke off."""
 
 

@@ -10,7 +10,7 @@ from httpx2 import HTTPError
 from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from everloop_trainer.fetching.files import FetchFailed, Progress, SourceFile
+from everloop_trainer.fetching.files import FetchFailed, SourceFile
 
 WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 UNWANTED = ("onnx/*", "original/*", "*.bin.index.json", "training_args*")
@@ -47,7 +47,7 @@ class HubSource:
                 found.append(SourceFile(name, size, "size"))
         return self._commit, found
 
-    def fetch(self, file: SourceFile, directory: Path, progress: Progress) -> None:
+    def fetch(self, file: SourceFile, directory: Path) -> None:
         """See fetching.files.Source: the hub's own client goes on from what it has kept below `.cache`."""
         try:
             hf_hub_download(
@@ -60,7 +60,6 @@ class HubSource:
             )
         except (HfHubHTTPError, HTTPError, OSError) as error:
             raise FetchFailed(f"{self.title}: {file.name}: {_reason(error)}") from error
-        progress(file.size)
 
 
 def _reason(error: Exception) -> str:

@@ -16,6 +16,7 @@ from everloop_trainer.copies.bucket import Place
 from everloop_trainer.fetching.cache import fill
 from everloop_trainer.fetching.files import FetchFailed, Source
 from everloop_trainer.fetching.s3 import S3Source
+from everloop_trainer.fetching.telling import telling
 from everloop_trainer.logs import configure_logs
 from everloop_trainer.termination import give_up
 
@@ -29,7 +30,8 @@ def run_fetch(environment: Mapping[str, str] = os.environ) -> int:
     configure_logs("fetch", pod=environment.get("POD_NAME", ""))
     try:
         config = _read(environment.get(VARIABLE, ""))
-        fill(Path(config.directory), _source(config))
+        with telling(environment) as told:
+            fill(Path(config.directory), _source(config), told.tell if told is not None else lambda _: None)
     except ConfigError as error:
         return give_up(exitcodes.BAD_CONFIGURATION, f"BadConfiguration: {error}")
     except (FetchFailed, OSError) as error:

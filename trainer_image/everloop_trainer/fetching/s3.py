@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everloop_trainer.copies.bucket import FAILURES, SHA256, URI, Place, client, reason
-from everloop_trainer.fetching.files import CHUNK, FetchFailed, Progress, SourceFile
+from everloop_trainer.fetching.files import CHUNK, FetchFailed, SourceFile
 
 _MD5 = re.compile(r'"([0-9a-f]{32})"')
 
@@ -52,13 +52,12 @@ class S3Source:
             return SourceFile(name, size, "md5", digest[1])
         return SourceFile(name, size, "size")
 
-    def fetch(self, file: SourceFile, directory: Path, progress: Progress) -> None:
+    def fetch(self, file: SourceFile, directory: Path) -> None:
         """See fetching.files.Source: the rest of the object, of the very version that was listed."""
         target = directory / file.name
         have = target.stat().st_size if target.is_file() else 0
         if have >= file.size:
             have = 0  # it is not whole, so it is something else
-        progress(have)
         try:
             conditions = {"IfMatch": self._tags[file.name], "Range": f"bytes={have}-" if have else ""}
             answer = self._client.get_object(
@@ -69,6 +68,5 @@ class S3Source:
             with target.open("ab" if have else "wb") as content:
                 for chunk in answer["Body"].iter_chunks(CHUNK):
                     content.write(chunk)
-                    progress(len(chunk))
         except FAILURES as error:
             raise FetchFailed(f"{self.title}/{file.name}: {reason(error)}") from error
