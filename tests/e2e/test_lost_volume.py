@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +107,36 @@ def suspend(session: Session, suspended: bool) -> None:
     session.tools.kube("-n", NAMESPACE, "patch", "tsess", NAME, "--type=merge", "-p", change)
 
 
+def lose_claim(session: Session) -> str:
+    """The claim goes, with its volume, what is on it and the bindings; an empty volume waits for the next claim.
+
+    Returns its UID.
+    """
+    tools, claim = session.tools, f"{NAME}{names.JOURNAL_CLAIM_SUFFIX}"
+    selector = f"{names.LABEL_TYPE}={names.TYPE_BINDING},{names.LABEL_SESSION}={NAME}"
+
+    def bindings() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = tools.get("-n", NAMESPACE, "configmaps", "-l", selector)["items"]
+        return found
+
+    assert bindings()
+    before: str = tools.get("-n", NAMESPACE, "pvc", claim)["metadata"]["uid"]
+    tools.kube("delete", "pv", f"{NAMESPACE}-{claim}", "--wait=false")
+    tools.kube("-n", NAMESPACE, "delete", "pvc", claim)
+    shutil.rmtree(session.lineage_root)
+    eventually(lambda: not bindings(), "the end of the bindings", 90)
+    volume, _ = install.volume(claim, NAMESPACE, session.cluster.shared / "training", mode="ReadWriteMany")
+    tools.kube("apply", "-f", "-", stdin=json.dumps(volume))
+    return before
+
+
+def kill_gateways(session: Session) -> None:
+    """What they remember is gone; they start again in place."""
+    selector = "app.kubernetes.io/component=gateway"
+    for pod in session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)["items"]:
+        os.kill(session.cluster.container_pids(pod["metadata"]["name"], install.RELEASE_NAMESPACE)[0], signal.SIGKILL)
+
+
 def condition(session: Session, kind: str) -> dict[str, Any]:
     return next((c for c in session.status().get("conditions", ()) if c["type"] == kind), {})
 
@@ -121,7 +152,7 @@ def client(everloop: Everloop, session: Session, script: str, *arguments: str) -
 
 
 def test_a_volume_that_is_lost_comes_back_from_s3(everloop: Everloop, tmp_path: Path) -> None:
-    """The checkpoint is there again, bit-equal, the loop goes on from it, and everything says what happened."""
+    """Its claim is deleted, too: the checkpoint is there again, bit-equal, and the loop goes on from its old path."""
     with running(tmp_path) as store, raised(everloop, store) as session:
         ledger = everloop.directory / "lost.ledger"
         named = ("--base-model", install.BASE_MODEL, "--steps", str(STEPS), "--name", "kept", "--ledger", str(ledger))
@@ -142,10 +173,12 @@ def test_a_volume_that_is_lost_comes_back_from_s3(everloop: Everloop, tmp_path: 
         assert condition(session, names.CONDITION_COPIES_CURRENT)["status"] == "True"
         suspend(session, True)
         eventually(lambda: session.status()["phase"] == "Suspended", "the pod's end", 90)
-        shutil.rmtree(session.lineage_root)
+        lost = lose_claim(session)
+        kill_gateways(session)
         suspend(session, False)
         session.wait_serving()
-        assert session.status()["storage"]["lineage"] == lineage
+        storage = session.status()["storage"]
+        assert (storage["lineage"], storage["claimUID"] != lost) == (lineage, True)
         assert adapters.fingerprint(session.adapter(path)) == kept
         again, trained = client(everloop, session, "resume.py", "--path", path, "--name", "again")
         assert adapters.fingerprint(session.adapter(again)) == kept
