@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import pathlib
+import sys
 import time
 from datetime import UTC, datetime
 
@@ -74,13 +75,19 @@ for iteration in range(done + 1, args.iterations + 1):
     optim = training.optim_step(types.AdamParams(learning_rate=args.learning_rate))
     loss = forward_backward.result().metrics["loss:sum"] / (args.batch * args.length)
     optim.result()
-    fields: dict[str, object] = {"iteration": iteration, "reward": -loss, "metrics": {"loss": loss}}
-    if iteration % args.save_every == 0 or iteration == args.iterations:
-        fields["checkpoint"] = training.save_state(f"iteration-{iteration}").result().path
-    report("progress.jsonl", **fields)
-    print(f"iteration {iteration}/{args.iterations} loss {loss:.6f}", flush=True)
     if iteration % args.evaluate_every == 0:
         unseen_loss = training.forward(batch(unseen, 0), "cross_entropy").result().metrics["loss:sum"]
         report("evaluation.jsonl", iteration=iteration, metrics={"loss": unseen_loss / (args.batch * args.length)})
+    fields: dict[str, object] = {"iteration": iteration, "reward": -loss, "metrics": {"loss": loss}}
+    if iteration % args.save_every == 0 or iteration == args.iterations:
+        fields["checkpoint"] = training.save_state(f"iteration-{iteration}").result().path
+    if iteration == args.iterations:
+        fields["done"] = True  # the job is completed with this line
+    report("progress.jsonl", **fields)
+    print(f"iteration {iteration}/{args.iterations} loss {loss:.6f}", flush=True)
     time.sleep(args.pause)
 service.close("success").result()
+sys.stdout.flush()
+# The SDK's thread is in compiled code at any time, and CPython before 3.14 may abort (exit code 134 or 139) when it ends
+# such a thread (gh-87135). Everything is written: end without that.
+os._exit(0)

@@ -1,6 +1,6 @@
 """One line of a report: of `progress.jsonl` for a finished iteration, of `evaluation.jsonl` for an evaluation.
 
-A line is a JSON object. `iteration` is required; `reward`, `metrics`, `checkpoint` and `time` may be left out.
+A line is a JSON object. `iteration` is required; `reward`, `metrics`, `checkpoint`, `done` and `time` may be left out.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Entry:
     """With the reward, if there is one, under the name `reward`."""
     checkpoint: str = ""
     time: str = ""
+    done: bool = False
+    """Whether the program has done all that it was to do."""
 
 
 def parse(line: bytes, *, first: int) -> Entry:
@@ -52,7 +54,9 @@ def parse(line: bytes, *, first: int) -> Entry:
     metrics = _metrics(value.get("metrics"))
     if value.get("reward") is not None:
         metrics["reward"] = _number("reward", value["reward"])
-    return Entry(iteration, metrics, _checkpoint(value.get("checkpoint")), _time(value.get("time")))
+    return Entry(
+        iteration, metrics, _checkpoint(value.get("checkpoint")), _time(value.get("time")), _done(value.get("done"))
+    )
 
 
 def _no_number(text: str) -> NoReturn:
@@ -82,6 +86,12 @@ def _checkpoint(value: Any) -> str:
     if not isinstance(value, str) or len(value) > LONGEST_CHECKPOINT or not CHECKPOINT.fullmatch(value):
         raise BadLine("checkpoint: the path that save_state returned (tinker://.../weights/...) is required")
     return value
+
+
+def _done(value: Any) -> bool:
+    if value is None or isinstance(value, bool):
+        return value is True
+    raise BadLine("done: true or false is required")
 
 
 def _time(value: Any) -> str:

@@ -86,7 +86,7 @@ class Reader:
         last = history.iterations.last
         if last:
             self._pace.note(last.iteration, self._clock())
-            said["iteration"] = last.iteration
+            said |= {"iteration": last.iteration, "done": last.done}
             if "reward" in last.metrics:
                 said["reward"] = decimal(last.metrics["reward"])
         pace = self._pace.seconds()

@@ -37,6 +37,11 @@ SUCCEEDED = driver(phase="Succeeded", ready=False, container=Container(exit_code
     ("changes", "drivers", "progress", "reason"),
     [
         ({}, (SUCCEEDED,), told(3), "Succeeded"),
+        ({}, (driver(),), told(3, done=True), "Succeeded"),
+        ({}, (failed(code=134),), told(3, done=True), "Succeeded"),
+        ({}, (failed(code=139, failure="Evicted: the node was low on memory"),), told(3, done=True), "Succeeded"),
+        ({"limits": {"maxIterations": 3}}, (driver(),), told(3, done=True), "Succeeded"),
+        ({"goal": {"metric": "reward", "value": "1"}}, (driver(),), told(3, done=True, goalReached=3), "GoalReached"),
         ({"goal": {"metric": "reward", "value": "1"}}, (driver(),), told(3, goalReached=3), "GoalReached"),
         ({"goal": {"metric": "reward", "value": "1"}}, (SUCCEEDED,), told(3, goalReached=3), "GoalReached"),
         ({"goal": {"metric": "reward", "value": "1"}}, (failed(),), told(3, goalReached=3), "GoalReached"),
@@ -64,6 +69,15 @@ def test_completion(changes: dict[str, Any], drivers: tuple[Driver, ...], progre
     assert cleaning.status == status
     expired = decided(replace(end, now=NOW + timedelta(seconds=spec().ttl_seconds_after_finished + 1)))
     assert [d.name for d in expired.delete_pods] == ["poems-driver-a1"]
+
+
+@pytest.mark.parametrize("code", [134, 139])
+def test_crash_of_a_driver_that_is_not_done_is_a_failure(code: int) -> None:
+    """It is replaced at the cost of the application budget, and the remedy says how a program ends well."""
+    status = status_of(decided(replace(running(), drivers=(failed(code=code),))))
+    assert (status.attempt, status.phase) == (2, "Recovering")
+    assert status.failure is not None
+    assert "os._exit(0)" in status.failure.remedy
 
 
 def test_own_session_goes_with_the_ttl_and_a_named_one_stays() -> None:

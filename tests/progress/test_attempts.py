@@ -12,6 +12,7 @@ import pytest
 from everloop_progress import tails
 from everloop_progress.attempts import Attempt, Stale, begin
 from everloop_progress.history import Point
+from everloop_progress.reader import Reader, Task
 from everloop_progress.tails import Trouble
 
 START = Point(0, "")
@@ -66,6 +67,19 @@ def test_successor_goes_on_from_the_last_checkpoint(job: Path) -> None:
     third = begun(job, 5, saved(6))
     report(job, 5, 7)
     assert counted(third) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("checkpoint", "done"), [(saved(2).checkpoint, True), (None, False)])
+def test_end_of_the_work_is_known_to_a_successor(job: Path, checkpoint: str | None, done: bool) -> None:
+    """If the last iteration has a checkpoint; otherwise it is done again."""
+    begun(job, 1)
+    report(job, 1, 1)
+    report(job, 1, 2, checkpoint=checkpoint, done=True)
+    resume = saved(2 if checkpoint else 1)
+    reader = Reader(Task(job, 2, resume, ""))
+    assert reader.report(None)["done"] is done
+    report(job, 2, resume.iteration + 1)
+    assert reader.report(None)["done"] is False
 
 
 @pytest.mark.parametrize("given", [START, saved(2), saved(4), Point(3, "tinker://m/weights/other")])

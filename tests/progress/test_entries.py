@@ -27,6 +27,9 @@ def line(**fields: Any) -> bytes:
         (line(iteration=3, checkpoint=PATH), Entry(3, {}, PATH)),
         (line(iteration=3, checkpoint=None, reward=None, metrics=None, time=None), Entry(3, {})),
         (line(iteration=3, time="2026-05-01T12:00:00Z"), Entry(3, {}, "", "2026-05-01T12:00:00Z")),
+        (line(iteration=3, done=True), Entry(3, {}, done=True)),
+        (line(iteration=3, done=False), Entry(3, {})),
+        (line(iteration=3, done=None), Entry(3, {})),
         (line(iteration=3, more="of a later version"), Entry(3, {})),
     ],
 )  # fmt: skip
@@ -63,6 +66,8 @@ def test_what_a_line_says(text: bytes, entry: Entry) -> None:
         (line(iteration=1, checkpoint="tinker://m/sampler_weights/x"), "checkpoint:"),
         (line(iteration=1, checkpoint="tinker://m/weights/x\n"), "checkpoint:"),
         (line(iteration=1, checkpoint="tinker://m/weights/" + "x" * 600), "checkpoint:"),
+        (line(iteration=1, done="yes"), "done:"),
+        (line(iteration=1, done=1), "done:"),
         (line(iteration=1, time="yesterday"), "time:"),
         (line(iteration=1, time="2026-05-01T12:00:00"), "time:"),
         (line(iteration=1, time=3), "time:"),

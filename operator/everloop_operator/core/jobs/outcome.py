@@ -22,7 +22,10 @@ class Outcome:
 
 
 def completed(observed: ObservedJob, spec: RLJobSpec) -> Outcome | None:
-    """Why the job is Completed, or None while it is not. The goal comes before the end, and that before a limit."""
+    """Why the job is Completed, or None while it is not. The goal comes before the end, and that before a limit.
+
+    A driver that has reported that it is done may end as it likes: what its interpreter does after that is no failure.
+    """
     report, goal = observed.report, spec.goal
     if goal and report and report.goal_reached is not None:
         sign = "at least" if goal.direction == "AtLeast" else "at most"
@@ -32,6 +35,9 @@ def completed(observed: ObservedJob, spec: RLJobSpec) -> Outcome | None:
     current = observed.current
     if current and current.pod.phase == "Succeeded":
         return Outcome(names.PHASE_COMPLETED, names.REASON_SUCCEEDED, "the driver has done its work")
+    if report and report.done:
+        message = f"the driver has reported that its work is done, with iteration {report.iteration}"
+        return Outcome(names.PHASE_COMPLETED, names.REASON_SUCCEEDED, message)
     limits = spec.limits
     if limits.max_iterations is not None and report and report.iteration >= limits.max_iterations:
         message = f"iteration {report.iteration} is done (spec.limits.maxIterations)"

@@ -61,6 +61,8 @@ class ProgressReport(_Part):
     goal_reached: Iteration | None = None
     """The iteration in which the goal that was asked for was reached."""
     seconds_per_iteration: Number | None = None
+    done: bool = False
+    """Whether the driver has said, with the last iteration, that its work is done."""
 
     @property
     def read(self) -> bool:

@@ -69,6 +69,8 @@ def _loss(loss: Loss | None) -> LossStatus | None:
     return LossStatus(reason=loss.reason, message=loss.message[:1024], budget=loss.budget, node=loss.node)
 
 
+CRASHES = (134, 139)
+"""Exit codes of SIGABRT and SIGSEGV, by which an interpreter may end that was done."""
 _ACTIVE = (names.PHASE_PENDING, names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_FAILED)
 
 
@@ -134,6 +136,11 @@ def _remedy(loss: Loss) -> str:
         return "give the driver more memory: spec.runner.resources.limits.memory"
     if loss.exit_code in (126, 127):
         return "the command can't be run: check spec.runner.command and spec.runner.image"
+    if loss.exit_code in CRASHES:
+        return (
+            "the program crashed (SIGABRT, SIGSEGV); if its work was done by then, let it report `done` and end with "
+            "os._exit(0): docs/rljob.md"
+        )
     if loss.exit_code in (137, 143):
         return "the driver was killed by a signal from outside; if it happens again, look at its node"
     return "the program ended with an error of its own: see logTail"
