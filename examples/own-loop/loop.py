@@ -88,6 +88,6 @@ for iteration in range(done + 1, args.iterations + 1):
     time.sleep(args.pause)
 service.close("success").result()
 sys.stdout.flush()
-# The SDK's thread is in compiled code at any time, and CPython before 3.14 may abort (exit code 134 or 139) when it ends
-# such a thread (gh-87135). Everything is written: end without that.
+# A thread of the SDK may be in compiled code at any time, and CPython before 3.14 may abort (exit code 134 or 139) when
+# it ends such a thread (gh-87135). Everything is written: end without that.
 os._exit(0)

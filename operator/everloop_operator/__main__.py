@@ -19,6 +19,7 @@ import structlog
 from everloop_metrics.endpoint import listening
 from everloop_operator.api import names, tokens
 from everloop_operator.cluster import kube, progress, trainer, watch
+from everloop_operator.core.jobs.observed import heard
 from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll
 from everloop_operator.core.jobs.report import ProgressReport
 from everloop_operator.core.node_rules import DRAIN
@@ -71,7 +72,7 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
     queue, cache = WorkQueue(), Cache(now, settings.node_rules, nodes_watched=settings.scope.nodes)
     lateness = Lateness()
     poller = Poller(trainers.answer, queue.add, now, lateness, answered)
-    progress_poller = Poller(readers.ask, queue.add, now, lateness)
+    progress_poller = Poller(readers.ask, queue.add, now, lateness, heard)
     try:
         master = await _patiently(lambda: _master_key(cluster), stop)
         statuses = StatusWriter(cluster, cache, queue.add)

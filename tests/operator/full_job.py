@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from everloop_operator.api import names
+from everloop_operator.api.pod_overlay import PodAdditions
 from tests.operator import builders
-from tests.operator.full import ENVIRONMENT
+from tests.operator.full import ENVIRONMENT, OVERLAY
+
+DRIVER_POD = {str(field.alias): OVERLAY[str(field.alias)] for field in PodAdditions.model_fields.values()}
+"""What of a session's overlay a driver may have too."""
 
 JOB: dict[str, Any] = {
     "apiVersion": names.API_VERSION,
@@ -26,11 +30,13 @@ JOB: dict[str, Any] = {
             "command": ["python"],
             "args": ["loop.py"],
             "env": ENVIRONMENT,
+            "pod": DRIVER_POD,
             "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}},
             "terminationGracePeriodSeconds": 10,
         },
         "goal": {"metric": "eval/solved", "value": "0.95", "direction": "AtLeast", "consecutive": 2},
         "limits": {"maxIterations": 10, "activeSeconds": 100},
+        "deadlines": {"progressSeconds": 600},
         "recovery": {
             "infrastructure": {"maxAttempts": 5, "windowSeconds": 600},
             "application": {"maxAttempts": 2, "windowSeconds": 600},

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from everloop_gateway import keys
-from everloop_operator.api import names, tokens
+from everloop_operator.api import names, pod_volumes, tokens
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.core.jobs import children
 from everloop_operator.core.jobs.projections import driver_of
 from everloop_operator.core.jobs.report import Point
 from everloop_progress.__main__ import task_of
+from tests.operator.full_job import DRIVER_POD
 from tests.operator.job_builders import PATH, SPEC, job, seen, spec
 
 PLACE = children.Place("training", "everloop", "http://gateway", "everloop:1")
 MASTER = bytes(range(32))
+HASH_WITHOUT_ADDITIONS = "66ac7f75ef4277f0"
 
 
 def built(attempt: int = 3, resume: Point | None = None, shun: tuple[str, ...] = (), **changes: Any) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def test_environment_of_the_driver() -> None:
         "HF_TOKEN": {"secretKeyRef": {"name": "hub", "key": "token", "optional": False}},
         "TINKER_BASE_URL": "http://gateway",
         "TINKER_API_KEY": {"secretKeyRef": {"name": "poems-driver-a3", "key": "api-key"}},
-        "EVERLOOP_STATE_DIR": "/var/lib/everloop-state",
+        "EVERLOOP_STATE_DIR": "/var/lib/everloop/state",
         "EVERLOOP_SEED": "7",
         "EVERLOOP_RESUME_FROM": f"{PATH}4",
         "EVERLOOP_RESUME_ITERATION": "4",
@@ -108,12 +110,49 @@ def test_pod_prefers_nodes_that_are_well() -> None:
     assert "affinity" not in built()["spec"]
 
 
+def test_additions_are_in_the_pod() -> None:
+    """Word for word, after what Everloop has there itself; mounts and variables are the driver's alone."""
+    before, after = built(), built(runner={**SPEC["runner"], "pod": DRIVER_POD})
+    plain, pod = before["spec"], after["spec"]
+    for field in ("serviceAccountName", "imagePullSecrets", "nodeSelector", "runtimeClassName", "schedulerName"):
+        assert pod[field] == DRIVER_POD[field], field
+    identity = ("runAsUser", "runAsGroup", "fsGroup")
+    assert [plain["securityContext"][field] for field in identity] == [1000, 1000, 1000]
+    assert [pod["securityContext"][field] for field in identity] == [2000, 2000, 3000]
+    assert pod["volumes"] == [*plain["volumes"], *DRIVER_POD["volumes"]]
+    added = pod["tolerations"][len(plain["tolerations"]) :]
+    assert [toleration.get("key") for toleration in added] == [asked.get("key") for asked in DRIVER_POD["tolerations"]]
+    (reader, driver), (old_reader, old_driver) = containers(after), containers(before)
+    assert driver["volumeMounts"] == [*old_driver["volumeMounts"], *DRIVER_POD["volumeMounts"]]
+    assert reader == old_reader
+    assert after["metadata"]["labels"] == {**before["metadata"]["labels"], **DRIVER_POD["labels"]}
+    assert after["metadata"]["annotations"].items() >= DRIVER_POD["annotations"].items()
+
+
+def test_every_name_of_ours_is_reserved() -> None:
+    """Volumes and mounts of the pod have names that the additions can't take."""
+    for volume in built()["spec"]["volumes"]:
+        assert volume["name"] in pod_volumes.RESERVED_VOLUMES
+    for mount in containers(built())[1]["volumeMounts"]:
+        path = mount["mountPath"]
+        assert any(path == top or path.startswith(f"{top}/") for top in pod_volumes.RESERVED_MOUNTS), path
+
+
+def test_absent_additions_change_no_hash() -> None:
+    """A new release must not replace drivers that run; nor do defaults that are spelt out, as the API server does."""
+    filled = {"serviceAccountName": "", "securityContext": {"runAsUser": 1000, "fsGroup": 1000}}
+    for runner in (SPEC["runner"], {**SPEC["runner"], "pod": filled}):
+        assert children.template_hash(spec(runner=runner)) == HASH_WITHOUT_ADDITIONS
+
+
 @pytest.mark.parametrize(
     ("change", "same"),
     [
         ({"runner": {**SPEC["runner"], "image": "loop:2"}}, False),
         ({"runner": {**SPEC["runner"], "args": ["--fast"]}}, False),
+        ({"runner": {**SPEC["runner"], "pod": {"nodeSelector": {"pool": "cpu"}}}}, False),
         ({"seed": 1}, False),
+        ({"deadlines": {"progressSeconds": 60}}, True),
         ({"limits": {"maxIterations": 1}}, True),
         ({"goal": {"metric": "reward", "value": "1"}}, True),
         ({"suspend": True, "ttlSecondsAfterFinished": 1}, True),

@@ -13,6 +13,7 @@ from everloop_operator.api import crd, names
 from everloop_operator.api.rl_job import RLJobSpec
 from tests.operator import builders
 from tests.operator.full import schema
+from tests.operator.full_job import DRIVER_POD
 from tests.operator.job_builders import SPEC
 from tests.operator.test_crd import merged, walk
 from tests.operator.world import SESSIONS, Api
@@ -55,6 +56,10 @@ def env(**variable: Any) -> dict[str, Any]:
     return {"runner": {"env": [variable]}}
 
 
+def pod(**additions: Any) -> dict[str, Any]:
+    return {"runner": {"pod": additions}}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"runtime": "Ray"}, "spec.runtime"),
     ({"session": None}, "spec.session"),
@@ -78,6 +83,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (env(name="EVERLOOP_STATE_DIR", value="/etc"), r"spec.runner.env\[0\].name"),
     (env(name="A", value="x", valueFrom={"secretKeyRef": {"name": "s", "key": "k"}}), r"spec.runner.env\[0\]"),
     (env(name="A", valueFrom={}), r"spec.runner.env\[0\].valueFrom"),
+    (pod(labels={"everloop.dev/attempt": "9"}), "spec.runner.pod.labels"),
+    (pod(securityContext={"runAsUser": 0}), "spec.runner.pod.securityContext.runAsUser"),
+    (pod(volumes=[{"name": "journal", "emptyDir": {}}]), r"spec.runner.pod.volumes\[0\].name"),
+    (pod(volumes=[{"name": "data", "hostPath": {"path": "/"}}]), r"spec.runner.pod.volumes\[0\]"),
+    (pod(volumeMounts=[{"name": "data", "mountPath": "/data"}]), "every name in volumeMounts must be one of volumes"),
+    (pod(volumeMounts=[{"name": "data", "mountPath": "/var/lib/everloop/state"}]), r"volumeMounts\[0\].mountPath"),
+    ({"deadlines": {"progressSeconds": 5}}, "spec.deadlines.progressSeconds"),
     ({"goal": {"metric": "reward"}}, "spec.goal.value"),
     ({"goal": {"metric": "reward", "value": "much"}}, "spec.goal.value"),
     ({"goal": {"metric": "a b", "value": "1"}}, "spec.goal.metric"),
@@ -117,6 +129,9 @@ def test_defaults_are_filled_in(namespace: Api) -> None:
     expected = RLJobSpec.model_validate(SPEC).model_dump(mode="json", by_alias=True, exclude_none=True)
     # Empty maps and lists have no default: absent is the same.
     expected["runner"] = {name: value for name, value in expected["runner"].items() if value != []}
+    expected["runner"]["pod"] = {
+        name: value for name, value in expected["runner"]["pod"].items() if value not in ([], {})
+    }
     expected["runner"]["resources"] = spec["runner"]["resources"]
     assert spec == expected
     assert spec["recovery"]["application"] == {"maxAttempts": 3, "windowSeconds": 3600}
@@ -142,9 +157,10 @@ def test_mutable_fields(namespace: Api) -> None:
     """Everything else may be changed."""
     namespace.create(PATH, job_body("free"))
     change = {
-        "runner": {"image": "loop:2", "args": ["--fast"], "env": [{"name": "A", "value": "b"}]},
+        "runner": {"image": "loop:2", "args": ["--fast"], "env": [{"name": "A", "value": "b"}], "pod": DRIVER_POD},
         "goal": {"metric": "eval/solved", "value": "0.95", "consecutive": 2},
         "limits": {"maxIterations": 9, "activeSeconds": 9},
+        "deadlines": {"progressSeconds": 90},
         "recovery": {"application": {"maxAttempts": 9}},
         "seed": 3,
         "suspend": True,

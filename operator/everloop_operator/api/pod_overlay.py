@@ -183,8 +183,15 @@ Annotations = Annotated[
 ]
 
 
-class PodOverlay(ApiModel):
-    """What a pod has beside what Everloop gives it. A change starts a new attempt."""
+MOUNTS_ARE_VOLUMES = (
+    "!has(self.volumeMounts) || self.volumeMounts.all(m, "
+    "has(self.volumes) && self.volumes.exists(v, v.name == m.name))",
+    "every name in volumeMounts must be one of volumes",
+)
+
+
+class PodAdditions(ApiModel):
+    """What any pod may have beside what Everloop gives it. A change starts a new attempt."""
 
     labels: OwnLabels = Field(default={}, description="Labels of the pod.")
     annotations: Annotations = Field(default={}, description="Annotations of the pod.")
@@ -199,28 +206,37 @@ class PodOverlay(ApiModel):
     ] = Field(default=(), description="Secrets with which images are pulled.")
     node_selector: Labels = Field(default={}, description="Labels of the nodes that the pod may run on.")
     tolerations: Tolerations = Field(default=(), description="Taints that keep the pod off no node.")
-    affinity: Affinity | None = Field(default=None, description="Where the pod runs, by nodes and other pods.")
-    topology_spread_constraints: Annotated[tuple[TopologySpreadConstraint, ...], Field(max_length=8)] = Field(
-        default=(), description="How evenly pods are spread."
-    )
     priority_class_name: OptionalName = Field(default="", description="PriorityClass; empty for the cluster's default.")
     runtime_class_name: OptionalName = Field(default="", description="RuntimeClass; empty for the cluster's default.")
     scheduler_name: OptionalName = Field(default="", description="Scheduler; empty for the cluster's default.")
-    env: Environment = Field(default=(), description="Environment of the trainer container, beside Everloop's.")
     volumes: Annotated[
         tuple[Volume, ...],
         Field(
             max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
         ),
     ] = Field(default=(), description="Volumes of the pod, beside Everloop's.")
-    volume_mounts: VolumeMounts = Field(default=(), description="Mounts of the trainer container, beside Everloop's.")
+    volume_mounts: VolumeMounts = Field(
+        default=(), description="Mounts of the trainer, or of the driver, beside Everloop's."
+    )
+    security_context: PodSecurity = Field(default=PodSecurity(), description="Who the pod's processes are.")
+
+    model_config = ConfigDict(json_schema_extra=rules(MOUNTS_ARE_VOLUMES))
+
+
+class PodOverlay(PodAdditions):
+    """What a session pod has beside what Everloop gives it. A change starts a new attempt."""
+
+    affinity: Affinity | None = Field(default=None, description="Where the pod runs, by nodes and other pods.")
+    topology_spread_constraints: Annotated[tuple[TopologySpreadConstraint, ...], Field(max_length=8)] = Field(
+        default=(), description="How evenly pods are spread."
+    )
+    env: Environment = Field(default=(), description="Environment of the trainer container, beside Everloop's.")
     init_containers: Annotated[
         tuple[InitContainer, ...],
         Field(
             max_length=4, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
         ),
     ] = Field(default=(), description="Containers that start before the trainer, one after another; sidecars too.")
-    security_context: PodSecurity = Field(default=PodSecurity(), description="Who the pod's processes are.")
     termination_grace_period_seconds: Annotated[int, Field(ge=1, le=7200)] = Field(
         default=120,
         description="Seconds that a pod has from SIGTERM until it is killed; more than its snapshots take.",
@@ -232,11 +248,7 @@ class PodOverlay(ApiModel):
     )
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (
-                "!has(self.volumeMounts) || self.volumeMounts.all(m, "
-                "has(self.volumes) && self.volumes.exists(v, v.name == m.name))",
-                "every name in volumeMounts must be one of volumes",
-            ),
+            MOUNTS_ARE_VOLUMES,
             (
                 "!has(self.initContainers) || self.initContainers.all(c, !has(c.volumeMounts) || "
                 "c.volumeMounts.all(m, has(self.volumes) && self.volumes.exists(v, v.name == m.name)))",

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from .pod_overlay import Annotations, Environment, OwnLabels
+from .pod_overlay import Annotations, Environment, OwnLabels, PodAdditions
 from .rl_job_status import Location, RLJobStatus
 from .schema import ApiModel, ContainerResources, SignedDecimal, one_of, rules
 from .training_session import MAX_NAME_LENGTH, ApplicationBudget, Budget, TrainingSessionSpec
@@ -113,6 +113,11 @@ class RunnerSpec(ApiModel):
     resources: ContainerResources = Field(
         default=ContainerResources(), description="Its requests and limits. A change starts a new driver."
     )
+    pod: PodAdditions = Field(
+        default=PodAdditions(),
+        description="What the driver's pod has beside what Everloop gives it. A change starts a new driver. Its "
+        "securityContext must be able to write where that of the session's pod writes.",
+    )
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         default=30, description="Seconds between the request to end and the kill. A change starts a new driver."
     )
@@ -124,6 +129,16 @@ class RunnerSpec(ApiModel):
                 "env: a variable of this name is set by Everloop",
             )
         )
+    )
+
+
+class JobDeadlinesSpec(ApiModel):
+    """After which time waiting is taken for failure. A change takes effect at once."""
+
+    progress_seconds: Annotated[int, Field(ge=30, le=604_800)] | None = Field(
+        default=None,
+        description="Seconds for which a driver may report nothing new while its session serves; later another takes "
+        "over, counted in the application budget. Absent: for ever.",
     )
 
 
@@ -161,6 +176,9 @@ class RLJobSpec(ApiModel):
         default=None, description="When the job is Completed with reason GoalReached. A change takes effect at once."
     )
     limits: LimitsSpec = Field(default=LimitsSpec(), description="When the job ends without its goal.")
+    deadlines: JobDeadlinesSpec = Field(
+        default=JobDeadlinesSpec(), description="After which time waiting is taken for failure."
+    )
     recovery: JobRecoverySpec = Field(default=JobRecoverySpec(), description="How often a driver is replaced.")
     seed: Annotated[int, Field(ge=0, le=9_007_199_254_740_991)] | None = Field(
         default=None, description="Given to the driver as EVERLOOP_SEED. A change starts a new driver."

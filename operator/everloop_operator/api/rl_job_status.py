@@ -20,6 +20,9 @@ class JobSessionStatus(ApiModel):
 
     name: Identifier = Field(description="Its name.")
     uid: Identifier = Field(default="", description="Its UID; empty while there is none.")
+    model: Location = Field(
+        default="", description="The model that the job's latest checkpoint was saved of; empty while there is none."
+    )
 
 
 class Progress(ApiModel):
@@ -73,8 +76,8 @@ class JobRecovery(ApiModel):
     id: Annotated[str, Field(max_length=64)] = Field(description="`a<attempt>` of the driver that took over.")
     attempt: Count = Field(description="The attempt that took over.")
     reason: Annotated[str, Field(max_length=64)] = Field(
-        description="NodeLost, NodeGone, PodLost, PodFailed, PodDeleted, SpecChanged, DriverFailed, NewerCheckpoint "
-        "or Resumed."
+        description="NodeLost, NodeGone, PodLost, PodFailed, PodDeleted, SpecChanged, DriverFailed, NoProgress, "
+        "NewerCheckpoint or Resumed."
     )
     node: Identifier = Field(default="", description="Node of the driver that was replaced.")
     iteration: Count = Field(default=0, description="The iteration after which the next driver goes on.")

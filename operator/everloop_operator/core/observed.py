@@ -60,6 +60,8 @@ class Container:
     exit_message: str = ""
     finished: datetime | None = None
     running: bool = False
+    started: datetime | None = None
+    """Since when it runs; None while it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,8 @@ class Answer(Generic[R]):
     problem: str = ""
     """Why the last request failed."""
     idle_since: datetime | None = None
-    """Since when nobody has called and nothing has run, by our own clock; None while the session is used."""
+    """Since when nobody has called and nothing has run, by our own clock; None while the session is used. Of the
+    progress reader of a driver: since when there has been nothing new."""
     running_since: datetime | None = None
     """Since when the operation that runs has run; None if none runs, or it has only just begun."""
 

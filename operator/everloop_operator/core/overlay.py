@@ -1,11 +1,11 @@
-"""Adds to a pod what its user asks for in `spec.pod`. What Everloop has put there stays as it is."""
+"""Adds to a pod what its user asks for in `spec.pod` or `spec.runner.pod`. What is ours there stays as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from everloop_operator.api.pod_overlay import InitContainer, PodOverlay
+from everloop_operator.api.pod_overlay import InitContainer, PodAdditions, PodOverlay
 from everloop_operator.api.schema import ApiModel
 
 from .volumes import SCRATCH_MOUNT
@@ -22,57 +22,60 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def lay(body: Body, overlay: PodOverlay) -> Body:
-    """The pod `body` with the overlay. Lists are joined, and no label of ours changes."""
+def add(body: Body, additions: PodAdditions) -> Body:
+    """The pod `body` with what any pod may have. Lists are joined, and no label of ours changes."""
     metadata, spec = body["metadata"], body["spec"]
-    trainer, *others = spec["containers"]
-    trainer = {
-        **trainer,
-        "env": [*trainer["env"], *_dumped(overlay.env)],
-        "volumeMounts": [*trainer["volumeMounts"], *_dumped(overlay.volume_mounts)],
-    }
+    main, *others = spec["containers"]
+    main = {**main, "volumeMounts": [*main["volumeMounts"], *_dumped(additions.volume_mounts)]}
+    identity = additions.security_context
     merged = {
         **spec,
-        **_placement(spec, overlay),
-        "terminationGracePeriodSeconds": overlay.termination_grace_period_seconds,
+        "tolerations": [*spec["tolerations"], *_dumped(additions.tolerations)],
         "securityContext": {
             **spec["securityContext"],
-            "runAsUser": overlay.security_context.run_as_user,
-            "runAsGroup": overlay.security_context.run_as_user,
-            "fsGroup": overlay.security_context.fs_group,
+            "runAsUser": identity.run_as_user,
+            "runAsGroup": identity.run_as_user,
+            "fsGroup": identity.fs_group,
         },
-        "containers": [trainer, *others],
-        "volumes": [*spec["volumes"], *_dumped(overlay.volumes)],
+        "containers": [main, *others],
+        "volumes": [*spec["volumes"], *_dumped(additions.volumes)],
     }
-    own = [{**each, "env": [*each["env"], *_dumped(overlay.env)]} for each in spec.get("initContainers", ())]
-    init = [*map(_init_container, overlay.init_containers), *own]
-    if init:
-        merged["initContainers"] = init
-    references = {
-        "serviceAccountName": overlay.service_account_name,
-        "imagePullSecrets": _dumped(overlay.image_pull_secrets),
-        "runtimeClassName": overlay.runtime_class_name,
-        "priorityClassName": overlay.priority_class_name,
+    optional = {
+        "nodeSelector": additions.node_selector,
+        "schedulerName": additions.scheduler_name,
+        "serviceAccountName": additions.service_account_name,
+        "imagePullSecrets": _dumped(additions.image_pull_secrets),
+        "runtimeClassName": additions.runtime_class_name,
+        "priorityClassName": additions.priority_class_name,
     }
-    merged |= {field: value for field, value in references.items() if value}
+    merged |= {field: value for field, value in optional.items() if value}
     metadata = {
         **metadata,
-        "labels": {**overlay.labels, **metadata["labels"]},
+        "labels": {**additions.labels, **metadata["labels"]},
         # The user may think otherwise about evictions; the model refuses the keys that are ours.
-        "annotations": {**metadata["annotations"], **overlay.annotations},
+        "annotations": {**metadata["annotations"], **additions.annotations},
     }
     return {**body, "metadata": metadata, "spec": merged}
 
 
-def _placement(spec: Body, overlay: PodOverlay) -> Body:
-    fields: Body = {
-        "nodeSelector": overlay.node_selector,
-        "tolerations": [*spec["tolerations"], *_dumped(overlay.tolerations)],
+def lay(body: Body, overlay: PodOverlay) -> Body:
+    """The session pod `body` with its overlay."""
+    added = add(body, overlay)
+    spec = added["spec"]
+    trainer, *others = spec["containers"]
+    merged = {
+        **spec,
+        "terminationGracePeriodSeconds": overlay.termination_grace_period_seconds,
+        "containers": [{**trainer, "env": [*trainer["env"], *_dumped(overlay.env)]}, *others],
+    }
+    own = [{**each, "env": [*each["env"], *_dumped(overlay.env)]} for each in spec.get("initContainers", ())]
+    optional: Body = {
         "affinity": _affinity(spec.get("affinity", {}), overlay),
         "topologySpreadConstraints": _dumped(overlay.topology_spread_constraints),
-        "schedulerName": overlay.scheduler_name,
+        "initContainers": [*map(_init_container, overlay.init_containers), *own],
     }
-    return {name: value for name, value in fields.items() if value}
+    merged |= {field: value for field, value in optional.items() if value}
+    return {**added, "spec": merged}
 
 
 def _affinity(ours: Body, overlay: PodOverlay) -> Body:

@@ -219,6 +219,7 @@ def container_of(status: Body, name: str) -> Container:
     ended = state.get("terminated") or last.get("terminated") or {}
     return Container(
         running="running" in state,
+        started=parse_time(state.get("running", {}).get("startedAt")),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         restarts=found[0].get("restartCount", 0),

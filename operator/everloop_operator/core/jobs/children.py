@@ -11,16 +11,15 @@ from typing import Any
 
 from everloop_operator.api import names
 from everloop_operator.api.rl_job import RLJobSpec, SessionTemplate
-from everloop_operator.core import evictions
+from everloop_operator.core import evictions, overlay
 
 from .observed import Job
 from .report import Point
 
 STORAGE_MOUNT = "/var/lib/everloop"
-STATE_MOUNT = "/var/lib/everloop-state"
+STATE_MOUNT = "/var/lib/everloop/state"
 TOKEN_MOUNT = "/run/secrets/everloop"  # noqa: S105 - a path
 TERMINATION_LOG = "/dev/termination-log"
-USER = 1000
 
 Body = dict[str, Any]
 
@@ -88,9 +87,6 @@ def pod(job: Job, spec: RLJobSpec, attempt: int, resume: Point, place: Place, sh
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -123,7 +119,7 @@ def pod(job: Job, spec: RLJobSpec, attempt: int, resume: Point, place: Place, sh
         # A pod that is not restarted in place would look unfinished to Argo CD for ever.
         "argocd.argoproj.io/ignore-restart-policy": "true",
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+    return overlay.add({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}, spec.runner.pod)
 
 
 def _reader(job: Job, spec: RLJobSpec, attempt: int, resume: Point, place: Place) -> Body:
@@ -153,7 +149,7 @@ def _reader(job: Job, spec: RLJobSpec, attempt: int, resume: Point, place: Place
             "timeoutSeconds": 2,
             "failureThreshold": 3600,
         },
-        "securityContext": _container_security(),
+        "securityContext": overlay.CONFINED,
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "volumeMounts": [mount, {"name": "token", "mountPath": TOKEN_MOUNT, "readOnly": True}],
@@ -189,7 +185,7 @@ def _driver(job: Job, spec: RLJobSpec, attempt: int, resume: Point, place: Place
         "args": list(runner.args),
         "env": [*({"name": name, **value} for name, value in environment.items()), *_resume_variables(resume)],
         "resources": runner.resources.model_dump(mode="json", by_alias=True),
-        "securityContext": _container_security(),
+        "securityContext": overlay.CONFINED,
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
@@ -204,14 +200,6 @@ def _resume_variables(resume: Point) -> list[Body]:
         {"name": "EVERLOOP_RESUME_FROM", "value": resume.checkpoint},
         {"name": "EVERLOOP_RESUME_ITERATION", "value": str(resume.iteration)},
     ]
-
-
-def _container_security() -> Body:
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
 
 
 def driver_secret(job: Job, attempt: int, token: str, key: str) -> Body:

@@ -52,6 +52,8 @@ def decide(observed: ObservedJob, spec: RLJobSpec, *, may_start: bool, lost_afte
         return _next(observed, 0, None, None, budgets, may_start=may_start)
     wanted = children.template_hash(spec)
     loss = losses.find(observed, current, driver, wanted, lost_after)
+    if loss is None:
+        loss = losses.silent(observed, spec)
     if loss and recorded.loss and current == recorded.attempt:
         # What is seen of a driver that has been waiting for its successor is what became of it, and not the cause.
         loss = losses.recorded(recorded.loss)

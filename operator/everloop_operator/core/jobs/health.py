@@ -63,8 +63,7 @@ def session(observed: ObservedJob, spec: RLJobSpec) -> Aspect:
     if storage and storage.fence_mode not in ("", SHARED):
         message = f"the journal's claim of {title} is not ReadWriteMany: a driver can't share it"
         return Aspect(False, names.REASON_CLAIM_NOT_SHARED, message)
-    wakes = seen.session.spec is not None and seen.session.spec.idle.on_call == "Wake"
-    if seen.session.status.phase == names.PHASE_IDLE and wakes:
+    if seen.wakes:
         return Aspect(True, names.REASON_IDLE, f"{title} is idle; the driver's first call wakes it")
     serving = _condition(observed, names.CONDITION_SERVING)
     if serving is None or serving[0] != "True" or not storage or not storage.fence_mode:

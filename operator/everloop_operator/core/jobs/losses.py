@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Literal
 
 from everloop_operator.api import names
+from everloop_operator.api.rl_job import RLJobSpec
 from everloop_operator.api.rl_job_status import LossStatus
 from everloop_operator.core.observed import Pod, within
 
@@ -36,6 +38,36 @@ class Loss:
 
 RESUMED = Loss(names.RECOVERY_RESUMED, "the job is no longer suspended", "none")
 """What ends a driver that was ended because its job was to rest."""
+
+
+def progress_due(observed: ObservedJob, spec: RLJobSpec) -> datetime | None:
+    """When a driver that reports nothing new is lost, if it and its session go on like this; None if never.
+
+    What counts is the time in which the driver ran, its session served, and its progress reader answered.
+    """
+    limit, progress, current = spec.deadlines.progress_seconds, observed.progress, observed.current
+    if limit is None or current is None or observed.session is None or progress.unreachable_since:
+        return None
+    # A call would wake an idle session: it has none, so the driver is silent in every way.
+    serving = progress.idle_since if observed.session.wakes else observed.session.serving_since
+    times = (progress.idle_since, current.pod.container.started, serving)
+    known = [time for time in times if time is not None]
+    return max(known) + timedelta(seconds=limit) if len(known) == len(times) else None
+
+
+def silent(observed: ObservedJob, spec: RLJobSpec) -> Loss | None:
+    """The loss of a driver that has reported nothing new for longer than `spec.deadlines.progressSeconds`."""
+    status = observed.job.status
+    if status.loss and status.loss.reason == names.RECOVERY_NO_PROGRESS and status.attempt == observed.attempt:
+        return recorded(status.loss)  # it is asked no more while it waits for its successor
+    due, current = progress_due(observed, spec), observed.current
+    if due is None or current is None or observed.now < due:
+        return None
+    message = (
+        f"the driver in pod {current.pod.name} has reported nothing new for {spec.deadlines.progress_seconds} s "
+        "(spec.deadlines.progressSeconds)"
+    )
+    return Loss(names.RECOVERY_NO_PROGRESS, message, "application", current.pod.node)
 
 
 def recorded(loss: LossStatus) -> Loss:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from everloop_operator.api import names
 from everloop_operator.api.rl_job import RLJobSpec
 from everloop_operator.api.rl_job_status import RLJobStatus
 from everloop_operator.core.observed import Answer, Container, Node, Pod, Session
@@ -47,6 +48,12 @@ class Driver:
     """The last report of its progress reader, once that has ended."""
 
 
+def heard(before: Answer[ProgressReport], report: ProgressReport, now: datetime) -> Answer[ProgressReport]:
+    """What is known after an answer of a progress reader, and since when it has been that."""
+    since = before.idle_since if report == before.report else now
+    return Answer(report=report, idle_since=since)
+
+
 @dataclass(frozen=True, slots=True)
 class SeenSession:
     """The TrainingSession of a job, and the UID of the RLJob that owns it, if one does."""
@@ -55,6 +62,18 @@ class SeenSession:
     owner: str = ""
     suspended: bool = False
     """Whether its spec asks for rest."""
+
+    @property
+    def wakes(self) -> bool:
+        """Whether it is idle, and a call ends that."""
+        spec = self.session.spec
+        return self.session.status.phase == names.PHASE_IDLE and spec is not None and spec.idle.on_call == "Wake"
+
+    @property
+    def serving_since(self) -> datetime | None:
+        """Since when it has served; None while it does not."""
+        found = (c for c in self.session.status.conditions if c.type == names.CONDITION_SERVING and c.status == "True")
+        return next((datetime.fromisoformat(c.last_transition_time) for c in found), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,6 @@ def build(observed: ObservedJob, spec: RLJobSpec, health: JobHealth, decision: D
         "observed_generation": observed.job.generation,
         "phase": health.phase,
         "attempt": attempt,
-        "session": JobSessionStatus(name=observed.job.session_name, uid=seen.session.uid if seen else ""),
         "pod": _pod(observed, driver.pod) if driver else None,
         "conditions": conditions.update(
             before.conditions, health.aspects(), generation=observed.job.generation, now=now
@@ -53,6 +52,11 @@ def build(observed: ObservedJob, spec: RLJobSpec, health: JobHealth, decision: D
         **_told(observed, spec),
         **_active(before, now, active=health.phase in _ACTIVE and attempt > 0),
     }
+    fields["session"] = JobSessionStatus(
+        name=observed.job.session_name,
+        uid=seen.session.uid if seen else "",
+        model=_model(fields.get("latest_checkpoint", before.latest_checkpoint)),
+    )
     waiting = decision.loss if decision and decision.lost else None
     fields["loss"] = _loss(waiting) if decision else _loss(losses.RESUMED if attempt > 0 else None)
     if decision:
@@ -61,6 +65,13 @@ def build(observed: ObservedJob, spec: RLJobSpec, health: JobHealth, decision: D
         if decision.loss and decision.loss.budget == "application":
             fields["failure"] = failure(observed, decision.loss)
     return before.model_copy(update=fields)
+
+
+def _model(checkpoint: JobCheckpoint | None) -> str:
+    """The model of a checkpoint that the job has saved, which one that it started from is not."""
+    if checkpoint is None or checkpoint.iteration == 0:
+        return ""
+    return checkpoint.location.removeprefix("tinker://").partition("/")[0]
 
 
 def _loss(loss: Loss | None) -> LossStatus | None:
@@ -122,8 +133,9 @@ def failure(observed: ObservedJob, loss: Loss) -> Failure:
     before = observed.job.status.failure
     if driver is None and before and before.attempt == observed.attempt:
         return before
+    reason = names.REASON_DRIVER_OUT_OF_MEMORY if loss.out_of_memory else names.REASON_DRIVER_FAILED
     return Failure(
-        reason=names.REASON_DRIVER_OUT_OF_MEMORY if loss.out_of_memory else names.REASON_DRIVER_FAILED,
+        reason=loss.reason if loss.reason == names.RECOVERY_NO_PROGRESS else reason,
         attempt=observed.attempt,
         exit_code=loss.exit_code,
         remedy=_remedy(loss),
@@ -132,6 +144,8 @@ def failure(observed: ObservedJob, loss: Loss) -> Failure:
 
 
 def _remedy(loss: Loss) -> str:
+    if loss.reason == names.RECOVERY_NO_PROGRESS:
+        return "find out what the program waits for, or raise spec.deadlines.progressSeconds"
     if loss.out_of_memory:
         return "give the driver more memory: spec.runner.resources.limits.memory"
     if loss.exit_code in (126, 127):
