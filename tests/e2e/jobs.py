@@ -181,6 +181,26 @@ def unbroken(everloop: Everloop, program: Path, arguments: tuple[str, ...], seed
     return lines, adapters.fingerprint(everloop.session.adapter(lines[-1]["checkpoint"]))
 
 
+def gone_on_from(everloop: Everloop, location: str) -> str:
+    """The model that a person makes from a checkpoint, with a key of the namespace and the unmodified SDK."""
+    code = (
+        "import os, sys, tinker\n"
+        "service = tinker.ServiceClient()\n"
+        "training = service.create_training_client_from_state_with_optimizer(sys.argv[1]).result()\n"
+        "print(training.get_info().model_id, flush=True)\n"
+        "os._exit(0)"
+    )
+    environment = {
+        **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        "TINKER_BASE_URL": everloop.session.url,
+        "TINKER_API_KEY": everloop.session.key,
+    }
+    command = [client_python(), "-c", code, location]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
 def kill_operator(everloop: Everloop) -> None:
     """SIGKILL to the operator. Raises LookupError if it does not run."""
     tools, cluster = everloop.session.tools, everloop.session.cluster

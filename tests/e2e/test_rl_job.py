@@ -11,7 +11,7 @@ import yaml
 
 from demo import install
 from everloop_operator.api import names
-from tests.e2e.jobs import EXAMPLE, Job, kill_operator, kill_session, reached, unbroken
+from tests.e2e.jobs import EXAMPLE, Job, gone_on_from, kill_operator, kill_session, reached, unbroken
 from tests.e2e.waiting import eventually
 from tests.e2e.world import NAMESPACE, Everloop
 from tests.prepared import client_python
@@ -106,6 +106,9 @@ def test_job_is_done_though_everything_is_killed(everloop: Everloop, struck: tup
     assert [line["iteration"] for line in counted] == list(range(1, iterations + 1))
     assert [line["reward"] for line in counted] == [line["reward"] for line in lines]
     assert job.adapter() == adapter
+    location = status["latestCheckpoint"]["location"]
+    assert status["session"]["model"] == location.removeprefix("tinker://").partition("/")[0]
+    assert gone_on_from(everloop, location) not in ("", status["session"]["model"])
 
 
 def test_rest_goal_and_failure(everloop: Everloop) -> None:

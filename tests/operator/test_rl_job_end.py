@@ -71,6 +71,25 @@ def test_completion(changes: dict[str, Any], drivers: tuple[Driver, ...], progre
     assert [d.name for d in expired.delete_pods] == ["poems-driver-a1"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "progress"),
+    [
+        ({"goal": {"metric": "reward", "value": "1"}}, Answer()),
+        ({"goal": {"metric": "reward", "value": "1"}}, Answer(report=told(3))),
+        ({}, Answer(report=told(3, goalReached=3))),
+        ({"limits": {"maxIterations": 3}}, Answer()),
+        ({"limits": {"maxIterations": 3}}, Answer(report=told(2))),
+        ({"limits": {"activeSeconds": 101}}, Answer(report=told(3))),
+        ({}, Answer(report=told(3, done=False))),
+    ],
+)
+def test_job_that_is_not_done_goes_on(changes: dict[str, Any], progress: Any) -> None:
+    """While nothing is known, while less is reached than was asked for, and where nothing is asked for any more."""
+    base = running(iteration=1)
+    result = decided(replace(base, job=replace(base.job, spec=spec(**changes)), progress=progress))
+    assert (status_of(result).phase, status_of(result).finish_time, result.delete_pods) == ("Running", None, ())
+
+
 @pytest.mark.parametrize("code", [134, 139])
 def test_crash_of_a_driver_that_is_not_done_is_a_failure(code: int) -> None:
     """It is replaced at the cost of the application budget, and the remedy says how a program ends well."""
