@@ -83,7 +83,7 @@ def failing(base: ObservedJob, drivers: Any, nodes: Any = None) -> ObservedJob:
     ],
 )
 def test_what_ends_by_itself_backs_off(observation: ObservedJob, waits: bool) -> None:
-    """A pod that was taken away is replaced at once, however often; one that fails has 2 seconds, from its own budget."""
+    """A pod that was taken away is replaced at once, however often; one that fails waits, by its own budget."""
     result = decided(replace(observation, progress=Answer()))
     assert (result.create_pod is None) == waits
     if waits:

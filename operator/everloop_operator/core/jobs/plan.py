@@ -225,9 +225,11 @@ def _poll(spec: RLJobSpec, decision: Decision) -> ProgressPoll | None:
 def _requeue_after(
     observed: ObservedJob, spec: RLJobSpec, decision: Decision, settings: JobSettings, old: list[int]
 ) -> float | None:
-    times: list[datetime | None] = [decision.retry_at, outcome.active_until(observed.job.status, spec)]
-    if decision.loss is None:
-        times.append(losses.progress_due(observed, spec))
+    times = [
+        decision.retry_at,
+        outcome.active_until(observed.job.status, spec),
+        losses.progress_due(observed, spec),
+    ]
     pod = decision.driver.pod if decision.driver else None
     node = observed.nodes.get(pod.node) if pod else None
     if node and node.not_ready_since and decision.loss is None:
