@@ -153,11 +153,14 @@ class Cluster:
         await self._kube.merge(f"{_sessions_path(namespace)}/{name}", body, names.GATEWAY_FIELD_MANAGER)
 
     async def _read_key(self, key_id: str) -> KeyRecord | None:
-        secret = await self._kube.get(f"{self._release}/secrets/{secret_name(key_id)}")
-        if secret is None or (secret["metadata"].get("labels") or {}).get(names.LABEL_TYPE) != names.TYPE_API_KEY:
-            return None
+        # A list of one, because this process may list Secrets but read only the master key by name.
+        selectors = {
+            "labelSelector": f"{names.LABEL_TYPE}={names.TYPE_API_KEY}",
+            "fieldSelector": f"metadata.name={secret_name(key_id)}",
+        }
+        found, _ = await self._kube.list(f"{self._release}/secrets", selectors)
         try:
-            return record_from_secret(secret)
+            return record_from_secret(found[0]) if found else None
         except InvalidKeySecret:
             return None  # the watch says so in the log
 
