@@ -41,9 +41,21 @@ def life(everloop: Everloop) -> Iterator[Everloop]:
         session.tools.kube("-n", NAMESPACE, "delete", "tsess", NAME, "--ignore-not-found")
 
 
-def change(life: Everloop, spec: dict[str, Any], *more: str) -> None:
+def suspend_as(life: Everloop, user: str) -> None:
+    """As one who may change it, but not read it first as `kubectl patch` does. Raises RuntimeError."""
+    body = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.TRAINING_SESSION_KIND,
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "spec": {"suspend": True},
+    }
+    arguments = ("apply", "--server-side", "--force-conflicts", f"--as={user}", "-f", "-")
+    life.session.tools.kube(*arguments, stdin=json.dumps(body))
+
+
+def change(life: Everloop, spec: dict[str, Any]) -> None:
     body = json.dumps({"spec": spec})
-    life.session.tools.kube("-n", NAMESPACE, "patch", "tsess", NAME, "--type=merge", "-p", body, *more)
+    life.session.tools.kube("-n", NAMESPACE, "patch", "tsess", NAME, "--type=merge", "-p", body)
 
 
 def wait_phase(life: Everloop, phase: str) -> dict[str, Any]:
@@ -99,7 +111,7 @@ def test_a_loop_lives_through_everything_that_its_session_goes_through(everloop:
         wait_phase(life, "Idle")
         assert pods(life) == []
         with pytest.raises(RuntimeError, match="the gateway changes no spec"):
-            change(life, {"suspend": True}, f"--as={GATEWAY}")
+            suspend_as(life, GATEWAY)
         change(life, {"idle": {"afterSeconds": 600}})
         loop.process.send_signal(signal.SIGCONT)
         wait_step(life, loop, "life")

@@ -24,10 +24,8 @@ def label(key: str, value: str) -> tuple[str, Body, Body]:
 
 
 def taint(key: str, effect: str = "NoSchedule") -> tuple[str, Body, Body]:
-    """A taint; deleting one from a list takes a directive."""
-    of = {"key": key, "effect": effect}
-    gone = {"$patch": "delete", **of}
-    return "", {"spec": {"taints": [of]}}, {"spec": {"taints": [gone]}}
+    """A taint; the list is replaced as a whole."""
+    return "", {"spec": {"taints": [{"key": key, "effect": effect}]}}, {"spec": {"taints": None}}
 
 
 def condition(kind: str, bad: str, reason: str) -> tuple[str, Body, Body]:
@@ -61,10 +59,13 @@ def patch(everloop: Everloop, node: str, subresource: str, body: Body) -> None:
 
 
 def moved(everloop: Everloop, rule: str, attempt: int) -> Body | None:
-    """The recovery of a later attempt that names the rule, once that serves."""
+    """The recovery of a later attempt that names the rule, once that serves, or one after it where it found no room."""
     status = everloop.session.status()
-    found = [r for r in status["recoveries"] if r["attempt"] > attempt and r.get("rule") == rule and "seconds" in r]
-    return found[-1] if found and status["phase"] == "Running" else None
+    later = [r for r in status["recoveries"] if r["attempt"] > attempt]
+    found = [r for r in later if r.get("rule") == rule]
+    if not found or "seconds" not in later[-1] or status["phase"] != "Running":
+        return None
+    return {**later[-1], **found[-1]}
 
 
 def strike(everloop: Everloop, run: Run, rule: str) -> tuple[str, Body]:

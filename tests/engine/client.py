@@ -33,6 +33,10 @@ SAMPLE: dict[str, Any] = {
     "seed": 3,
     "stop": None,
     "weights": None,
+    "prompt_logprobs": False,
+    "prompt_logprobs_last_n": None,
+    "topk_prompt_logprobs": 0,
+    "topk_sample_logprobs": 0,
 }
 
 
