@@ -68,7 +68,8 @@ def test_what_is_asked_for_is_in_the_pod() -> None:
     [before], [trainer] = plain["containers"], pod["containers"]
     assert trainer["volumeMounts"] == [*before["volumeMounts"], *OVERLAY["volumeMounts"]]
     assert trainer["env"][len(before["env"]) :] == ENVIRONMENT
-    assert trainer["env"][1 : len(before["env"])] == before["env"][1:]
+    assert trainer["env"][1] == {"name": "EVERLOOP_GRACE_SECONDS", "value": "300"}
+    assert trainer["env"][2 : len(before["env"])] == before["env"][2:]
     equal, exists = OVERLAY["tolerations"]
     equal = {key: value for key, value in equal.items() if key != "operator"}  # Equal is what Kubernetes takes it for
     assert pod["tolerations"] == [*plain["tolerations"], equal, exists]
@@ -180,5 +181,5 @@ def test_no_overlay_escapes_the_restricted_standard(overlay: dict[str, Any]) -> 
     assert "nodeName" not in pod["spec"]
     [trainer], [before] = pod["spec"]["containers"], plain["spec"]["containers"]
     assert {**trainer, "env": [], "volumeMounts": []} == {**before, "env": [], "volumeMounts": []}
-    for field in ("env", "volumeMounts"):
-        assert trainer[field][1 : len(before[field])] == before[field][1:]
+    for field, told in (("env", 2), ("volumeMounts", 1)):  # what tells the trainer of its spec comes first
+        assert trainer[field][told : len(before[field])] == before[field][told:]
