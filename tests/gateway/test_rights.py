@@ -76,8 +76,11 @@ class Installation:
         self.cluster.plane.write_kubeconfig(self.kubeconfig, token)
 
     def remove(self) -> None:
+        """Returns once the rights have ceased, or the next installation would take them for its own."""
         for body in self.objects:
             self.cluster.api.call("DELETE", f"{_path(body)}/{body['metadata']['name']}")
+        right = (ACCOUNT, names.GROUP, names.TRAINING_SESSION_PLURAL, self.team.namespace)
+        wait_for("the end of the rights", lambda: not self.cluster.api.allowed(*right))
 
     def granted(self) -> set[Right]:
         return {

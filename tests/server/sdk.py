@@ -16,6 +16,19 @@ SCRIPT = Path(__file__).with_name("sdk_loop.py")
 API_KEY = "tml-0123456789ab-pretend"
 
 
+COMMAND = """
+import os, runpy, sys
+code = 0
+try:
+    runpy.run_module("tinker.cli", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    code = end.code
+sys.stdout.flush()
+os._exit(code or 0)  # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135)
+"""
+"""The SDK's command line."""
+
+
 def run_client(code: str) -> Any:
     """Runs `code`, which prints one JSON document."""
     done = subprocess.run([client_python(), "-c", code], capture_output=True, text=True, check=True, env={})
@@ -25,7 +38,7 @@ def run_client(code: str) -> Any:
 def run_command(url: str, *arguments: str) -> Any:
     """Runs the SDK's own command line with JSON output and returns what it prints."""
     done = subprocess.run(
-        [client_python(), "-m", "tinker.cli", "--format", "json", *arguments],
+        [client_python(), "-c", COMMAND, "--format", "json", *arguments],
         capture_output=True,
         text=True,
         check=True,
