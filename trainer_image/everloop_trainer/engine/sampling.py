@@ -38,7 +38,7 @@ _TAIL_TOKENS = 4
 class _Completion:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    likeliest: Likeliest = field(default_factory=lambda: Likeliest([], []))
+    likeliest: Likeliest = field(default_factory=Likeliest)
     stopped: bool = False
 
 
@@ -150,10 +150,9 @@ class Sampler:
         """Run a prompt, alone: its bits do not depend on other prompts either."""
         self._base.use(job.adapter)
         cache = DynamicCache()
-        prompt, scored = job.request.prompt, job.request.scored
-        hidden = self._base.hidden(torch.tensor([list(prompt)], dtype=torch.int64), cache)
-        if scored:
-            job.scores = score_prompt(self._base, hidden[0], prompt, scored, job.request.topk_prompt_logprobs)
+        request = job.request
+        hidden = self._base.hidden(torch.tensor([list(request.prompt)], dtype=torch.int64), cache)
+        job.scores = score_prompt(self._base, hidden[0], request.prompt, request.scored, request.topk_prompt_logprobs)
         return cache, _finite(self._base.logits(hidden[0, -1:])[0])
 
     def _go_on(self, job: _Job, index: int, logits: NDArray[np.float64]) -> int | None:
@@ -162,9 +161,10 @@ class Sampler:
         number = uniform(request.seed, index, len(completion.tokens))
         token = choose(logits, request.temperature, request.top_k, request.top_p, number)
         completion.tokens.append(token)
-        completion.logprobs.append(float(logits[token] - log_sum_exp(logits)))
+        normaliser = log_sum_exp(logits)
+        completion.logprobs.append(float(logits[token] - normaliser))
         if request.topk_sample_logprobs:
-            completion.likeliest.add(logits, request.topk_sample_logprobs)
+            completion.likeliest.add(logits, normaliser, request.topk_sample_logprobs)
         completion.stopped = token in job.rule.ids or self._holds(completion.tokens, job.rule.texts)
         return None if completion.stopped or len(completion.tokens) == job.limit else token
 
@@ -174,6 +174,7 @@ class Sampler:
         if job.ended < len(job.completions):
             return []
         request, scores = job.request, job.scores
+        assert scores is not None, "a sample begins with its prompt"
         response = tinker_public.SampleResponse()
         for completion in job.completions:
             sequence = response.sequences.add(
@@ -185,11 +186,9 @@ class Sampler:
                 sequence.topk_sampled_logprobs.CopyFrom(completion.likeliest.to_proto(k, len(completion.tokens)))
         if request.prompt_logprobs:
             before = np.full(len(request.prompt) - request.scored, np.nan, np.float32)
-            told = before if scores is None else np.concatenate([before, scores.logprobs])
-            response.prompt_logprobs = told.tobytes()
+            response.prompt_logprobs = np.concatenate([before, scores.logprobs]).tobytes()
         if k := request.topk_prompt_logprobs:
-            likeliest = Likeliest([], []) if scores is None else scores.likeliest
-            response.topk_prompt_logprobs.CopyFrom(likeliest.to_proto(k, len(request.prompt)))
+            response.topk_prompt_logprobs.CopyFrom(scores.likeliest.to_proto(k, len(request.prompt)))
         return [(job.key, bytes(response.SerializeToString(deterministic=True)))]
 
     def _let_go(self, job: _Job) -> None:

@@ -1,9 +1,9 @@
-"""Log-probabilities beside those of what was sampled: of the prompt's tokens, and of the likeliest at each position."""
+"""Log-probabilities of given tokens, and of the likeliest ones, at positions of a text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,15 @@ EMPTY_LOGPROB = -99999.0
 class Likeliest:
     """The k likeliest tokens of each position, likeliest first: ids int32 (k,) and log-probabilities float32 (k,)."""
 
-    ids: list[NDArray[np.int32]]
-    logprobs: list[NDArray[np.float32]]
+    ids: list[NDArray[np.int32]] = field(default_factory=list)
+    logprobs: list[NDArray[np.float32]] = field(default_factory=list)
 
-    def add(self, logits: NDArray[np.float64], k: int) -> None:
-        """Take in one position, logits float64 (vocabulary,). Of equal ones the lower id comes first."""
+    def add(self, logits: NDArray[np.float64], normaliser: float, k: int) -> None:
+        """Take in a position: logits float64 (vocabulary,) and their log_sum_exp. Of equals the lower id is first."""
         top = np.argpartition(-logits, k - 1)[:k]
         top = top[np.lexsort((top, -logits[top]))]
         self.ids.append(top.astype(np.int32))
-        self.logprobs.append((logits[top] - log_sum_exp(logits)).astype(np.float32))
+        self.logprobs.append((logits[top] - normaliser).astype(np.float32))
 
     def to_proto(self, k: int, length: int) -> Any:
         """As the last of `length` positions; those before them are empty."""
@@ -51,22 +51,28 @@ class PromptScores:
     likeliest: Likeliest
 
 
+def target_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities (n, K) of targets int64 (n, K), and the normaliser (n, 1), of logits (n, vocabulary)."""
+    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+    return logits.gather(1, targets) - normaliser, normaliser
+
+
 def score_prompt(base: BaseModel, hidden: torch.Tensor, prompt: Sequence[int], count: int, k: int) -> PromptScores:
-    """Score the last `count` tokens of a prompt, from hidden states (length, hidden) of whichever adapter is in use.
+    """Score the last `count` tokens of a prompt, which may be none.
+
+    `hidden` are the states (length, hidden) that its tokens have with whichever adapter is in use.
 
     Raises ContentError if the logits are not finite.
     """
-    likeliest = Likeliest([], [])
-    found = []
-    first = len(prompt) - count
-    for start in range(first, len(prompt), HEAD_TOKENS):
+    likeliest, found = Likeliest(), [np.empty(0, np.float32)]
+    for start in range(len(prompt) - count, len(prompt), HEAD_TOKENS):
         stop = min(start + HEAD_TOKENS, len(prompt))
         logits = base.logits(hidden[start - 1 : stop - 1])
         if not torch.isfinite(logits).all():
             raise ContentError("the logits of these weights are not finite: they have diverged")
         targets = torch.tensor(list(prompt[start:stop]))[:, None]
-        found.append((logits.gather(1, targets)[:, 0] - torch.logsumexp(logits, -1)).numpy())
+        found.append(target_logprobs(logits, targets)[0][:, 0].numpy())
         if k:
             for row in logits.double().numpy():
-                likeliest.add(row, k)
-    return PromptScores(np.concatenate(found) if found else np.empty(0, np.float32), likeliest)
+                likeliest.add(row, log_sum_exp(row), k)
+    return PromptScores(np.concatenate(found), likeliest)

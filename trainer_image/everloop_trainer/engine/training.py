@@ -20,10 +20,8 @@ from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.datums import TrainingBatch, TrainingDatum
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.lora import Adapter
+from everloop_trainer.engine.scores import HEAD_TOKENS, target_logprobs
 from everloop_trainer.tinker_proto import tinker_public
-
-HEAD_TOKENS = 256
-"""Positions whose logits (float32, positions x vocabulary) exist at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ def _micro_batch(base: BaseModel, batch: TrainingBatch, budget: int) -> tuple[fl
     parts = [slice(start, start + HEAD_TOKENS) for start in range(0, len(targets), HEAD_TOKENS)]
     if batch.loss.of_sequence:
         with torch.no_grad():
-            p = torch.cat([_scores(base.logits(boundary[part]), targets[part])[0] for part in parts])
+            p = torch.cat([target_logprobs(base.logits(boundary[part]), targets[part])[0] for part in parts])
         cut = {name: values.split(lengths) for name, values in inputs.items()}
         found = [
             batch.loss.of_sequence(values, {name: cut[name][index] for name in cut})
@@ -173,12 +171,6 @@ def _width(datum: TrainingDatum) -> int:
     return 1 if datum.targets.ndim == 1 else int(datum.targets.shape[1])
 
 
-def _scores(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities (n, K) of targets int64 (n, K), and the normaliser (n, 1), of logits (n, vocabulary)."""
-    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
-    return logits.gather(1, targets) - normaliser, normaliser
-
-
 def _head(
     base: BaseModel,
     batch: TrainingBatch,
@@ -192,7 +184,7 @@ def _head(
     """
     logits = base.logits(hidden)
     scores = logits.detach()
-    logprobs, normaliser = _scores(scores, targets)
+    logprobs, normaliser = target_logprobs(scores, targets)
     logprobs.requires_grad_(logits.requires_grad)
     loss = batch.loss.objective(logprobs, inputs, batch.options)
     total = loss.detach().sum(dtype=torch.float64).item()
