@@ -9,10 +9,11 @@ import structlog
 from everloop_operator.core import children, status
 from everloop_operator.core.observed import Observed
 from everloop_operator.core.plan import Plan
-from everloop_operator.core.refusals import Refusal, refused
+from everloop_operator.core.refusals import Refusal
 
 from .cache import Cache
-from .ports import Body, Cluster, ClusterError, Forbidden, Key, Now, Refused
+from .ports import Body, Cluster, ClusterError, Key, Now, Refused
+from .refusals import Refusals
 from .statuses import StatusWriter
 
 log = structlog.get_logger()
@@ -32,7 +33,7 @@ class Executor:
         self._now = now
         self._applied: dict[Key, tuple[str, int]] = {}
         self._budgets: dict[Key, str] = {}
-        self._refusals: dict[Key, Refusal] = {}
+        self._refusals = Refusals(now)
 
     def refusal(self, key: Key) -> Refusal | None:
         """Why the last pod of this session was refused, while that still holds."""
@@ -40,8 +41,9 @@ class Executor:
 
     def forget(self, key: Key) -> None:
         """The session is gone."""
-        for memory in (self._applied, self._budgets, self._refusals):
+        for memory in (self._applied, self._budgets):
             memory.pop(key, None)
+        self._refusals.clear(key)
         self._statuses.forget(key)
 
     async def execute(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
@@ -64,18 +66,12 @@ class Executor:
             await self._children(key, observed, plan)
         except Refused as error:
             log.warning("refused", namespace=key.namespace, session=key.name, problem=str(error))
-            self._refusals[key] = refused(
-                self._refusals.get(key),
-                str(error),
-                self._now(),
-                observed.session.generation,
-                forbidden=isinstance(error, Forbidden),
-            )
+            refusal = self._refusals.add(key, error, observed.session.generation)
             if plan.create_pod is not None:
                 return 0.0
             # No pod was to be made: the next pass would ask for the same again.
             await self._status(key, body, observed, plan)
-            return self._refusals[key].patience_seconds
+            return refusal.patience_seconds
         for deletion in plan.delete_pods:
             await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)
         for attempt in plan.stale_tokens:
@@ -108,7 +104,7 @@ class Executor:
             await self._cluster.create_claim(plan.create_claim)
         if plan.create_pod is not None:
             pod = await self._cluster.apply(plan.create_pod)
-            self._refusals.pop(key, None)
+            self._refusals.clear(key)
             self._cache.put_pod(pod)
         if plan.disruption_budget is not None:
             owner = plan.disruption_budget["metadata"]["ownerReferences"][0]["uid"]

@@ -10,10 +10,11 @@ import structlog
 from everloop_operator.core.jobs import children, status
 from everloop_operator.core.jobs.observed import Job, ObservedJob
 from everloop_operator.core.jobs.plan import JobPlan
-from everloop_operator.core.refusals import Refusal, refused
+from everloop_operator.core.refusals import Refusal
 
 from .cache import Cache
-from .ports import Body, Cluster, ClusterError, Forbidden, Key, Now, Refused
+from .ports import Body, Cluster, ClusterError, Key, Now, Refused
+from .refusals import Refusals
 from .statuses import StatusWriter
 
 log = structlog.get_logger()
@@ -54,7 +55,7 @@ class JobExecutor:
         self._uids: dict[Key, str] = {}
         self._applied: dict[str, int] = {}
         self._removed: dict[str, set[int]] = {}
-        self._refusals: dict[Key, Refusal] = {}
+        self._refusals = Refusals(now)
 
     def refusal(self, key: Key) -> Refusal | None:
         """Why the last pod of this job was refused, while that still holds."""
@@ -64,7 +65,7 @@ class JobExecutor:
         """The job is gone: its key goes too, and those of jobs before it. Raises ClusterError; then call it again."""
         await self.revoke({*gone, *filter(None, [self._uids.get(key)])})
         self._uids.pop(key, None)
-        self._refusals.pop(key, None)
+        self._refusals.clear(key)
         self._statuses.forget(key)
 
     async def revoke(self, uids: Set[str]) -> None:
@@ -94,16 +95,10 @@ class JobExecutor:
             if plan.create_pod is not None:
                 # Before the key: once this pod exists, no other driver's key is to be the valid one.
                 self._cache.put_pod(await self._cluster.apply(plan.create_pod))
-                self._refusals.pop(key, None)
+                self._refusals.clear(key)
         except Refused as error:
             log.warning("refused", namespace=key.namespace, job=key.name, problem=str(error))
-            self._refusals[key] = refused(
-                self._refusals.get(key),
-                str(error),
-                self._now(),
-                job.generation,
-                forbidden=isinstance(error, Forbidden),
-            )
+            self._refusals.add(key, error, job.generation)
             return 0.0
         await self._keys(job, plan)
         for deletion in plan.delete_pods:
