@@ -12,11 +12,12 @@ from bootstrap.interpreter import Interpreter
 from bootstrap.layout import REQUIREMENTS, BootstrapError, content_hash, is_complete, mark_complete
 from bootstrap.progress import Progress, run
 
-NAMES = ("operator", "trainer", "client", "devcluster", "tests")
+NAMES = ("operator", "trainer", "client", "cookbook", "devcluster", "tests")
 _WHAT = {
     "operator": "operator and gateway",
     "trainer": "torch, transformers, peft",
     "client": "the tinker SDK and nothing else",
+    "cookbook": "the recipes of tinker-cookbook",
     "devcluster": "the local cluster's container runtime",
     "tests": "everything the tests import",
 }
@@ -54,7 +55,7 @@ class Environments:
             self._run_uv(uv, ["venv", "--python", str(self.python.executable), str(directory)], log)
             self._run_uv(
                 uv,
-                ["pip", "install", "--python", str(directory / "bin" / "python"), "--require-hashes"]
+                ["pip", "install", "--python", str(directory / "bin" / "python"), "--require-hashes", "--no-deps"]
                 + ["--requirements", str(REQUIREMENTS / f"{name}.txt")],
                 log,
             )

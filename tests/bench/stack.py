@@ -67,6 +67,7 @@ def serving(
     weights: Path | None = None,
     longest: int = LONGEST_SEQUENCE,
     prepare: Callable[[Pod], None] = lambda _: None,
+    address: Callable[[Pod], str] = lambda pod: pod.ip,
 ) -> Iterator[Stack]:
     """All of it up and the session serving; gone afterwards.
 
@@ -76,6 +77,7 @@ def serving(
         weights: its directory; None for SmolLM2-135M-Instruct.
         longest: sequence in tokens, at most what the base model takes.
         prepare: changes the pod's settings before it starts.
+        address: where the gateway is told that the pod is.
     """
     processes = Processes()
     (place / "plane").mkdir()
@@ -88,7 +90,7 @@ def serving(
         try:
             pod.start()
             pod.wait_until("Serving", START_SECONDS)
-            where = {"name": "bench-a1-0", "uid": pod.uid, "ip": pod.ip}
+            where = {"name": "bench-a1-0", "uid": pod.uid, "ip": address(pod)}
             storage = tenant.storage((pod.status() or {})["lineage"])
             tenant.set_status(phase=names.PHASE_RUNNING, conditions=[], attempt=ATTEMPT, pod=where, storage=storage)
             gateway = GatewayProcess(processes, cluster, new_address(), log_level="INFO")
