@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from everloop_trainer.engine import state
@@ -50,6 +51,23 @@ def test_library_reads_it(tmp_path: Path) -> None:
     assert int.from_bytes((tmp_path / "state").read_bytes()[:8], "little") % 8 == 0
 
 
+def test_weights_alone_have_the_names_of_peft(tmp_path: Path) -> None:
+    """No group stands before them, and they are read back; so are those that an earlier version wrote with one."""
+    path = tmp_path / "state"
+    state.write_state(path, _state("weights"))
+    tensors = load_file(path)
+    assert sorted(tensors) == sorted(entry.key for entry in ENTRIES)
+    found = state.read_state(path, ENTRIES, "weights")
+    assert np.array_equal(found.groups["weights"], ALL.groups["weights"])
+
+    with safe_open(path, framework="numpy") as file:
+        metadata = {**file.metadata(), "format": "1"}
+    save_file({f"weights/{name}": tensor for name, tensor in tensors.items()}, tmp_path / "earlier", metadata=metadata)
+    earlier = state.read_state(tmp_path / "earlier", ENTRIES, "weights")
+    assert np.array_equal(earlier.groups["weights"], ALL.groups["weights"])
+    assert (earlier.lora, earlier.seq, earlier.step) == (found.lora, found.seq, found.step)
+
+
 def test_existing_file_is_kept(tmp_path: Path) -> None:
     """A file that is there is refused and keeps its content."""
     path = tmp_path / "state"
@@ -78,11 +96,15 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="not a state file"):
         state.read_state(path, ENTRIES, "all")
     path = tmp_path / "format"
-    save_file({"weights/x": np.zeros(1, np.float32)}, path, metadata={"format": "2"})
-    with pytest.raises(StateError, match="format '2' is unknown"):
+    save_file({"weights/x": np.zeros(1, np.float32)}, path, metadata={"format": "3"})
+    with pytest.raises(StateError, match="format '3' is unknown"):
         state.read_state(path, ENTRIES, "all")
     path = tmp_path / "weights"
     state.write_state(path, _state("weights"))
+    with pytest.raises(StateError, match="holds weights alone"):
+        state.read_state(path, ENTRIES, "all")
+    path = tmp_path / "without moments"
+    state.write_state(path, _state("weights", "grad"))
     with pytest.raises(StateError, match=r"lacks adam\.exp_avg/lm_head"):
         state.read_state(path, ENTRIES, "all")
     path = tmp_path / "whole"

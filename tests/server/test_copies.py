@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from everloop_trainer import exitcodes
+from everloop_trainer import exitcodes, peftfiles
+from everloop_trainer.session.identifiers import storage_id
 from tests.copies.store import Request, Store, error, running
 from tests.networks import new_address
 from tests.server.pod import Pod, alive, command_line, eventually, kill_process
@@ -187,6 +188,8 @@ def test_a_lost_volume_is_restored_and_never_silently(make_pod: Callable[..., Po
         path, step = f"tinker://{model}/{restored}", int(restored.rpartition("-")[2])
         assert path in told
         assert {"weights/half", "sampler_weights/half"} <= set(identifiers)
+        (half,) = pod.root.glob(f"models/{storage_id(model)}/checkpoints/sampler_weights/*/{peftfiles.CONFIG}")
+        assert (half.parent / peftfiles.WEIGHTS).samefile(half.parent / "state.safetensors")
         assert 2 < step <= len(losses) + 1
         with SdkProgram(stub.url, "resume", path=path, optimizer=True, start=step, steps=step + 3, **LOOP) as going_on:
             going_on.finish()

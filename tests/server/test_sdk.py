@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from safetensors.numpy import load_file
+
+from everloop_trainer.peftfiles import CARD, CONFIG, WEIGHTS
+from everloop_trainer.session.identifiers import storage_id
 from tests.server import tinymodel
+from tests.server.pod import Pod
 from tests.server.sdk import SdkProgram
 from tests.server.stub import Stub
 
@@ -25,6 +31,26 @@ def test_every_call_that_is_served(stub: Stub) -> None:
     assert samples["named"]["logprobs"] == [6, 6]
     assert samples["named"]["reasons"] == ["length", "length"]
     assert samples["named"]["tokens"] == samples["ephemeral"]["tokens"] != samples["base"]["tokens"]
+
+
+def test_a_named_save_for_sampling_is_a_peft_adapter(stub: Stub, pod: Pod) -> None:
+    """In the storage, beside its weights: what PEFT and people read; a save for one sampling client alone has none."""
+    with SdkProgram(stub.url, "everything", seed=6) as program:
+        program.finish()
+    model = program.named("created")[0]["model_id"]
+    saves = pod.root / "models" / storage_id(model) / "checkpoints" / "sampler_weights"
+    manifests = {path.parent: json.loads(path.read_text()) for path in saves.glob("*/manifest.json")}
+    assert {manifest["name"] for manifest in manifests.values()} == {"served", None}
+    for directory, manifest in manifests.items():
+        names = {path.name for path in directory.iterdir()}
+        if manifest["name"] is None:
+            assert names == {"state.safetensors", "manifest.json"}
+            continue
+        assert names == {"state.safetensors", "manifest.json", CARD, CONFIG, WEIGHTS}
+        config = json.loads((directory / CONFIG).read_text())
+        assert (config["base_model_name_or_path"], config["r"]) == (tinymodel.NAME, 4)
+        assert f"`{model}`" in (directory / CARD).read_text()
+        assert all(name.startswith("base_model.model.") for name in load_file(directory / WEIGHTS))
 
 
 def test_prompts_are_scored_as_the_trainer_scores_them(stub: Stub) -> None:

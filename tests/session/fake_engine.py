@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
-from everloop_trainer.session.ports import FrozenWeights, Lora, Parts, Written
+from everloop_trainer.session.ports import About, FrozenWeights, Lora, Parts, Written
 from everloop_trainer.store.space import is_full
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class FakeEngine:
         self._advance(adapter, seq)
         adapter.gradients.clear()
 
-    async def write(self, model: str, seq: int, path: str, parts: Parts) -> Written:
+    async def write(self, model: str, seq: int, path: str, parts: Parts, about: About | None = None) -> Written:
         await self._step("write", model, seq)
         adapter = dataclasses.replace(self.models[model], seq=seq)
         data = adapter.dump() if parts == "all" else str(adapter.weights).encode()

@@ -1,4 +1,4 @@
-"""`python -m everloop_trainer supervisor|server|spare|copies NUMBER|restore|fetch|journal ROOT`.
+"""`python -m everloop_trainer supervisor|server|spare|copies NUMBER|restore|fetch|journal ROOT|merge OPTIONS`.
 
 Each role imports only what it needs: the supervisor nothing but the standard library, the server no torch.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import sys
 
-USAGE = "usage: python -m everloop_trainer supervisor | server | spare | copies NUMBER | restore | fetch | journal ROOT"
+USAGE = (
+    "usage: python -m everloop_trainer "
+    "supervisor | server | spare | copies NUMBER | restore | fetch | journal ROOT | merge OPTIONS"
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +44,10 @@ def main(arguments: list[str]) -> int:
             from everloop_trainer import wiring
 
             return wiring.print_journal(root)
+        case ["merge", *options]:
+            from everloop_trainer import merging
+
+            return merging.main(options)
         case _:
             print(USAGE, file=sys.stderr)
             return 2

@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 from typing_extensions import Buffer
 
+from everloop_trainer import peftfiles
 from everloop_trainer.copies.bucket import Bucket, CopyFailed
 from everloop_trainer.copies.copier import directory, state_of
 from everloop_trainer.copies.protocol import State
@@ -148,6 +149,10 @@ def _fetch(files: Files, bucket: Bucket, manifest: Manifest) -> bool:
         _download(files, bucket, f"{directory(source)}/{layout.STATE}", path)
         if files.sha256(path) != written:
             raise CopyFailed(f"{bucket.uri}{path}: came damaged")
+    if manifest.kind == "sampler_weights" and manifest.name is not None:
+        base = manifest.base_model
+        about = peftfiles.About(base.name, base.revision, manifest.model, manifest.name)
+        peftfiles.complete(Path(files.absolute(path)), about)
     _create(files, f"{target}/{layout.MANIFEST}", manifest_to_json(manifest))
     log.info("restored", path=target, bytes=manifest.size)
     return True

@@ -1,7 +1,8 @@
 """LoRA adapters (Hu et al., 2021) over a frozen base: y = W x + (alpha / rank) B A x, in float32.
 
 The base model keeps its own modules; a forward hook on each target adds the term of whichever adapter the slot holds.
-Switching adapters is one assignment, and an adapter that is not in the slot takes no part in anything.
+Switching adapters is one assignment, and an adapter that is not in the slot takes no part in anything. The term has
+the bits that PEFT computes for the same adapter, also where the base model's dtype is narrower.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from everloop_trainer.engine.errors import ContentError
-
-ALPHA = 32
-"""As the hosted service has it, whatever the rank."""
+from everloop_trainer.peftfiles import ALPHA
 
 Group = Literal["attn", "mlp", "unembed"]
 _GROUP_OF_MODULE: dict[str, Group] = {
@@ -126,6 +125,7 @@ class Adapter:
         self.entries = layout(spec, targets)
         self.flat = torch.zeros(self.entries[-1].stop)
         self.scale = ALPHA / spec.rank
+        self._exact = math.frexp(self.scale)[0] == 0.5
         self.factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         leaves = [leaf.requires_grad_() for leaf in self._views(self.flat)]
         trained = [target for target in targets if spec.trains(target.group)]
@@ -153,13 +153,21 @@ class Adapter:
         for a, b in self.factors.values():
             a.grad = b.grad = None
 
-    def term(self, name: str, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return what a module of this name adds for its input (..., in_features); None if it is not trained."""
+    def add(self, name: str, values: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """Return a module's `output` (..., out_features) for `values` (..., in_features) with its term, if it has one.
+
+        Summed in float32, and rounded to the dtype of `output` once.
+        """
         if name not in self.factors:
-            return None
+            return output
         a, b = self.factors[name]
-        low = functional.linear(values.to(a.dtype), a) * self.scale
-        return functional.linear(low, b).to(dtype)
+        low = functional.linear(values.to(a.dtype), a)
+        # PEFT scales last. A power of two changes no mantissa, so it may come where there is least to multiply.
+        if self._exact:
+            term = functional.linear(low * self.scale, b)
+        else:
+            term = functional.linear(low, b) * self.scale
+        return (output + term).to(output.dtype)
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         return [flat[entry.start : entry.stop].view(entry.shape).detach() for entry in self.entries]
@@ -189,15 +197,14 @@ class AdapterSlot:
         finally:
             self._mixed = None
 
-    def _hook(self, name: str) -> Callable[[nn.Module, Any, torch.Tensor], torch.Tensor | None]:
-        def add_term(_module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, torch.Tensor], torch.Tensor]:
+        def add_term(_module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
             if self._mixed is None:
-                term = None if self.active is None else self.active.term(name, inputs[0], output.dtype)
-                return None if term is None else output + term
+                return output if self.active is None else self.active.add(name, inputs[0], output)
             for adapter, own in self._mixed:
-                term = adapter.term(name, inputs[0], output.dtype)
-                if term is not None:
-                    output = torch.where(own.view(-1, *[1] * (output.ndim - 1)), output + term, output)
+                if name in adapter.factors:
+                    added = adapter.add(name, inputs[0], output)
+                    output = torch.where(own.view(-1, *[1] * (output.ndim - 1)), added, output)
             return output
 
         return add_term

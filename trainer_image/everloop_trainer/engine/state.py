@@ -1,8 +1,9 @@
 """State files: safetensors with everything that one model's training goes on from, written once and never changed.
 
-Tensors (all float32): `weights/<key>`, with parts "all" also `adam.exp_avg/<key>`, `adam.exp_avg_sq/<key>`, and
-`grad/<key>` if gradients are outstanding; <key> is PEFT-style. Metadata: format, seq, step, lora. Equal states give
-equal bytes.
+Tensors (all float32), <key> being PEFT's name: in a file of weights alone (format 2) `<key>`, so that PEFT reads it
+too; in one with all parts (format 1) `weights/<key>`, `adam.exp_avg/<key>`, `adam.exp_avg_sq/<key>`, and `grad/<key>`
+if gradients are outstanding. Files of weights alone used to have format 1 as well, and are read. Metadata: format,
+seq, step, lora. Equal states give equal bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing_extensions import Buffer
 from everloop_trainer.durable import write_file
 from everloop_trainer.engine.errors import StateError
 from everloop_trainer.engine.lora import Entry, LoraSpec
+from everloop_trainer.peftfiles import WEIGHTS_FORMAT
 
 FORMAT = "1"
 FILE_MODE = 0o600
@@ -74,13 +76,15 @@ def read_state(path: Path, entries: Sequence[Entry], parts: Parts) -> StateFile:
     try:
         with safe_open(path, framework="numpy") as file:
             names = set(file.keys())
-            groups = _groups(path, names, entries, parts)
+            form = metadata["format"]
+            groups = _groups(path, names, entries, parts, form)
             vectors = {group: np.empty(entries[-1].stop, np.float32) for group in groups}
             for group, vector in vectors.items():
                 for entry in entries:
-                    tensor = file.get_tensor(f"{group}/{entry.key}")
+                    name = _name(group, entry, form)
+                    tensor = file.get_tensor(name)
                     if tensor.dtype != np.float32 or tensor.shape != entry.shape:
-                        raise StateError(f"{path}: {group}/{entry.key} is {tensor.dtype}{tensor.shape}")
+                        raise StateError(f"{path}: {name} is {tensor.dtype}{tensor.shape}")
                     vector[entry.start : entry.stop] = tensor.reshape(-1)
     except SafetensorError as error:
         raise StateError(f"{path}: not a state file: {error}") from error
@@ -101,9 +105,10 @@ def _parts(state: StateFile) -> Iterator[Buffer]:
 
 def _header(state: StateFile) -> bytes:
     """Build the safetensors header: u64 LE length, then JSON padded so that the data starts at a multiple of 8."""
+    form = WEIGHTS_FORMAT if state.groups.keys() == {"weights"} else FORMAT
     table: dict[str, object] = {
         "__metadata__": {
-            "format": FORMAT,
+            "format": form,
             "lora": json.dumps(asdict(state.lora), sort_keys=True),
             "seq": str(state.seq),
             "step": str(state.step),
@@ -113,11 +118,15 @@ def _header(state: StateFile) -> bytes:
     for group in sorted(state.groups):
         for entry in state.entries:
             offsets = [start + 4 * entry.start, start + 4 * entry.stop]
-            table[f"{group}/{entry.key}"] = {"dtype": "F32", "shape": entry.shape, "data_offsets": offsets}
+            table[_name(group, entry, form)] = {"dtype": "F32", "shape": entry.shape, "data_offsets": offsets}
         start += state.groups[group].nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _name(group: str, entry: Entry, form: str) -> str:
+    return entry.key if form == WEIGHTS_FORMAT else f"{group}/{entry.key}"
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -126,8 +135,10 @@ def _metadata(path: Path) -> dict[str, str]:
             metadata = file.metadata() or {}
     except SafetensorError as error:
         raise StateError(f"{path}: not a state file: {error}") from error
-    if metadata.get("format") != FORMAT:
-        raise StateError(f"{path}: format {metadata.get('format')!r} is unknown, expected {FORMAT!r}")
+    if metadata.get("format") not in (FORMAT, WEIGHTS_FORMAT):
+        raise StateError(
+            f"{path}: format {metadata.get('format')!r} is unknown, expected {FORMAT!r} or {WEIGHTS_FORMAT!r}"
+        )
     return dict(metadata)
 
 
@@ -138,11 +149,13 @@ def _lora(path: Path, metadata: Mapping[str, str]) -> LoraSpec:
         raise StateError(f"{path}: metadata lora is unusable: {error!r}") from error
 
 
-def _groups(path: Path, names: set[str], entries: Sequence[Entry], parts: Parts) -> list[str]:
+def _groups(path: Path, names: set[str], entries: Sequence[Entry], parts: Parts, form: str) -> list[str]:
     groups = list(_REQUIRED[parts])
+    if parts == "all" and form != FORMAT:
+        raise StateError(f"{path}: holds weights alone")
     if parts == "all" and any(name.startswith("grad/") for name in names):
         groups.append("grad")
-    expected = {f"{group}/{entry.key}" for group in groups for entry in entries}
+    expected = {_name(group, entry, form) for group in groups for entry in entries}
     extra = sorted(names - expected) if parts == "all" else []
     missing = sorted(expected - names)
     if missing or extra:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from everloop_trainer import peftfiles
 from everloop_trainer.engine import framing, state
 from everloop_trainer.engine.adam import AdamParams
 from everloop_trainer.engine.base import BaseModel
@@ -192,7 +193,15 @@ class Worker:
 
     def _write(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         content = self._model(header).state(header["seq"], header["parts"], copy=False)
-        return asdict(state.write_state(Path(header["path"]), content)), b""
+        path = Path(header["path"])
+        written = state.write_state(path, content)
+        if header.get("about") is not None:
+            try:
+                peftfiles.complete(path, peftfiles.About(**header["about"]))
+            except OSError:
+                peftfiles.remove(path)  # whoever tries again finds the place empty
+                raise
+        return asdict(written), b""
 
     def _snapshot(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         content = self._model(header).state(header["seq"], "all", copy=True)

@@ -22,7 +22,7 @@ import structlog
 from everloop_trainer.server import frames
 from everloop_trainer.session.errors import Category, EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
-from everloop_trainer.session.ports import FrozenWeights, Lora, Parts, Written
+from everloop_trainer.session.ports import About, FrozenWeights, Lora, Parts, Written
 
 HELLO_SECONDS = 60.0
 """How long a freshly forked engine may take to say what it is."""
@@ -94,9 +94,10 @@ class EngineClient:
         """See `session.ports.Engine`."""
         await self._request("drop_gradients", model=model, seq=seq)
 
-    async def write(self, model: str, seq: int, path: str, parts: Parts) -> Written:
+    async def write(self, model: str, seq: int, path: str, parts: Parts, about: About | None = None) -> Written:
         """See `session.ports.Engine`."""
-        header, _ = await self._request("write", model=model, seq=seq, path=path, parts=parts)
+        told = None if about is None else dataclasses.asdict(about)
+        header, _ = await self._request("write", model=model, seq=seq, path=path, parts=parts, about=told)
         return _written(header)
 
     async def snapshot(self, model: str, seq: int, path: str) -> Awaitable[Written]:

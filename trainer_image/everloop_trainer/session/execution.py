@@ -30,6 +30,7 @@ from everloop_trainer.session.outcomes import JSON, PROTOBUF, ContentType
 from everloop_trainer.session.poison import cause
 from everloop_trainer.session.ports import (
     ALPHA,
+    About,
     Engine,
     FrozenWeights,
     Lora,
@@ -196,10 +197,17 @@ class Execution:
         if manifest is None:
             place = states.place(kind, entry.stream, entry.seq, generation)
             parts: Parts = "all" if isinstance(args, SaveWeights) else "weights"
-            written = await engine.write(entry.stream, entry.seq, place.path, parts)
+            written = await engine.write(entry.stream, entry.seq, place.path, parts, self._about(entry, args))
             manifest = self._manifest(entry, args, model, kind, place, written)
             await states.commit(manifest)
         return manifest
+
+    def _about(self, entry: Entry, args: SaveWeights | SaveWeightsForSampler) -> About | None:
+        """What a named adapter says of itself; those for one sampling session alone are nobody's to take along."""
+        if args.name is None or isinstance(args, SaveWeights):
+            return None
+        base = self._context.config.base_model
+        return About(base.name, base.revision, entry.stream, args.name)
 
     def _manifest(
         self,

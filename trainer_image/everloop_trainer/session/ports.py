@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from everloop_trainer.peftfiles import ALPHA as ALPHA
+from everloop_trainer.peftfiles import About as About
 from everloop_trainer.session.lora import Lora as Lora
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.records import Record
@@ -18,8 +20,6 @@ from everloop_trainer.session.status import BaseModel, CopiesReport
 Parts = Literal["all", "weights"]
 StateKind = Literal["snapshots", "weights", "sampler_weights"]
 """A snapshot is internal; `weights` and `sampler_weights` are the two kinds of checkpoints."""
-ALPHA = 32
-"""LoRA alpha of every adapter; the scale is alpha / rank (the hosted service's convention)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,11 @@ class Engine(Protocol):
     async def drop_gradients(self, model: str, seq: int) -> None:
         """Clear the accumulated gradients."""
 
-    async def write(self, model: str, seq: int, path: str, parts: Parts) -> Written:
-        """Write the state to a new file and flush it."""
+    async def write(self, model: str, seq: int, path: str, parts: Parts, about: About | None = None) -> Written:
+        """Write the state to a new file and flush it.
+
+        With `about`, weights get beside them what makes their directory a PEFT adapter.
+        """
 
     async def snapshot(self, model: str, seq: int, path: str) -> Awaitable[Written]:
         """Copy the state at this boundary and return at once.

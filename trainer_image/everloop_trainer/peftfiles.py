@@ -1,0 +1,167 @@
+"""The files that make a stored adapter a PEFT one, beside its weights: configuration and model card.
+
+PEFT finds `adapter_config.json` and `adapter_model.safetensors` in a directory. The latter is a second name of the
+state file: a file of weights alone keeps them under PEFT's names already. Only the standard library is used, since
+processes without torch complete directories too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everloop_trainer.durable import sync_directory, write_file
+
+WEIGHTS_FORMAT = "2"
+"""`format` in the metadata of a state file that holds weights alone, each under PEFT's name of it."""
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+CARD = "README.md"
+ALPHA = 32
+"""LoRA alpha of every adapter, whatever its rank, as the hosted service has it; the scale is alpha / rank."""
+FILE_MODE = 0o600
+_LONGEST_HEADER = 100_000_000  # bytes; that of the format
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a named adapter says of itself.
+
+    Attributes:
+        base_model: the base model's name.
+        revision: of the base model; empty if it has none.
+        training_run: id of the model that was trained.
+        checkpoint: name under which it was saved.
+    """
+
+    base_model: str
+    revision: str
+    training_run: str
+    checkpoint: str
+
+
+def complete(state: Path, about: About) -> bool:
+    """Make the directory of a state file one that PEFT loads; returns whether the file can be PEFT's.
+
+    It can not if it holds more than weights, or is of the format before. What is there is replaced by the same.
+    Raises OSError.
+    """
+    header = _header(state)
+    metadata = header.pop("__metadata__", None) if header is not None else None
+    if header is None or not isinstance(metadata, Mapping) or metadata.get("format") != WEIGHTS_FORMAT:
+        return False
+    modules = module_names(header)
+    rank = int(json.loads(metadata["lora"])["rank"])
+    _place(state.with_name(CONFIG), adapter_config(about, rank, modules))
+    _place(state.with_name(CARD), model_card(about, rank, modules, int(metadata["step"])))
+    _link(state, state.with_name(WEIGHTS))
+    sync_directory(state.parent)
+    return True
+
+
+def remove(state: Path) -> None:
+    """Take back a state file and its second name; `complete` replaces the others. Raises OSError."""
+    for path in (state, state.with_name(WEIGHTS)):
+        path.unlink(missing_ok=True)
+
+
+def module_names(keys: Iterable[str]) -> list[str]:
+    """The last names of the modules that carry an adapter, sorted, from PEFT's names of the tensors. Pure."""
+    return sorted({key.rpartition(".lora_")[0].rpartition(".")[2] for key in keys})
+
+
+def adapter_config(about: About, rank: int, modules: Sequence[str]) -> bytes:
+    """The content of `adapter_config.json`. Pure."""
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": about.base_model,
+        "revision": about.revision or None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.0,
+        "target_modules": list(modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+    }
+    return json.dumps(config, indent=2).encode() + b"\n"
+
+
+def model_card(about: About, rank: int, modules: Sequence[str], step: int) -> bytes:
+    """The content of `README.md`, with the front matter that model hubs read. Pure.
+
+    What users say of a checkpoint (`user_metadata`) is not in it: a card is passed on more freely than that may be.
+    """
+    base = json.dumps(about.base_model)  # which is a string of YAML too, on one line
+    revision = f", revision {json.dumps(about.revision)}" if about.revision else ""
+    lines = [
+        "---",
+        f"base_model: {base}",
+        "library_name: peft",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- lora",
+        "---",
+        "",
+        f"# {about.checkpoint}",
+        "",
+        f"A LoRA adapter for {base}{revision}, trained with Everloop.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| rank | {rank} |",
+        f"| alpha | {ALPHA} |",
+        f"| target modules | {', '.join(modules)} |",
+        f"| training run | `{about.training_run}` |",
+        f"| optimizer steps | {step} |",
+        "",
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f"base = AutoModelForCausalLM.from_pretrained({base})",
+        'model = PeftModel.from_pretrained(base, ".")',
+        "```",
+    ]
+    return "\n".join(lines).encode() + b"\n"
+
+
+def _header(path: Path) -> dict[str, Any] | None:
+    """The header of a safetensors file; None if it is none."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _LONGEST_HEADER:
+            return None
+        try:
+            header = json.loads(file.read(length))
+        except ValueError:
+            return None
+    return header if isinstance(header, dict) else None
+
+
+def _place(path: Path, content: bytes) -> None:
+    """A file as a whole, under its name at once."""
+    temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
+    write_file(temporary, [content], FILE_MODE)
+    try:
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    temporary = target.with_name(f".tmp-{secrets.token_hex(8)}")
+    os.link(source, temporary)
+    try:
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)  # rename(2) leaves both names where they are of one file already
