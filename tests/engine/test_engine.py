@@ -163,7 +163,7 @@ def test_weights_alone(tiny_spare: Path, tmp_path: Path) -> None:
         restored, _ = engine.call("restore", model="copy", **restore)
         assert (restored["seq"], restored["step"], restored["gradients"]) == (0, 0, False)
         assert engine.call("forward_backward", _body(2), model="copy", seq=1, forward_only=True)[1] == expected
-        with pytest.raises(Refused, match=r"lacks adam\.exp_avg"):
+        with pytest.raises(Refused, match=r"holds weights alone"):
             engine.call("restore", model="other", **{**restore, "parts": "all"})
         with pytest.raises(Refused, match="SHA-256 is") as refusal:
             engine.call("restore", model="other", **{**restore, "sha256": "0" * 64})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
-from everloop_trainer.session.ports import About, FrozenWeights, Lora, Parts, Written
+from everloop_trainer.session.ports import About, FrozenWeights, Lora, Parts, Room, Written
 from everloop_trainer.store.space import is_full
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class FakeEngine:
         self.lost = asyncio.Event()
         self.gate: asyncio.Event | None = None
         """While set up and not set, computing calls wait in the middle."""
+        self.rooms: dict[int, Room] = {}
+        """By rank, where there is less than enough."""
 
     def die(self) -> None:
         self.lost.set()
@@ -108,6 +110,9 @@ class FakeEngine:
     def _alive(self) -> None:
         if self.lost.is_set():
             raise ConnectionResetError("engine died")
+
+    async def room(self, lora: Lora) -> Room:
+        return self.rooms.get(lora.rank, Room(lora.rank, lora.rank, 1024, 1024, "this test"))
 
     async def init(self, model: str, lora: Lora) -> None:
         await self._step("init", model)
@@ -224,6 +229,8 @@ class FakeSource:
     engines: list[FakeEngine] = field(default_factory=list)
     available: bool = True
     gate: asyncio.Event | None = None
+    rooms: dict[int, Room] = field(default_factory=dict)
+    """Of all its engines."""
 
     async def connect(self) -> FakeEngine:
         await asyncio.sleep(0)
@@ -231,5 +238,6 @@ class FakeSource:
             raise ConnectionRefusedError("no engine")
         engine = FakeEngine(self.files, self.hook)
         engine.gate = self.gate
+        engine.rooms = self.rooms
         self.engines.append(engine)
         return engine

@@ -75,6 +75,11 @@ class LoraModel:
         """Number of trained values."""
         return self._adapter.flat.numel()
 
+    @property
+    def missing_bytes(self) -> int:
+        """Memory that the model will take and has not yet: its gradients, while none are outstanding."""
+        return 0 if self.has_gradients else 4 * self.parameters
+
     def forward(self, base: BaseModel, seq: int, batch: TrainingBatch, budget: int) -> training.Outcome:
         """Compute the loss without gradient."""
         self._check_order(seq)

@@ -26,13 +26,13 @@ from typing import Any, NoReturn
 import torch
 
 from everloop_trainer import peftfiles
-from everloop_trainer.engine import framing, state
+from everloop_trainer.engine import framing, memory, state
 from everloop_trainer.engine.adam import AdamParams
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.config import SpareConfig
 from everloop_trainer.engine.datums import Limits, parse_request
 from everloop_trainer.engine.errors import ContentError, StateError, accelerator_failed
-from everloop_trainer.engine.lora import Adapter, LoraSpec
+from everloop_trainer.engine.lora import Adapter, LoraSpec, layout
 from everloop_trainer.engine.model import LoraModel, load_adapter
 from everloop_trainer.engine.requests import SampleRequest
 from everloop_trainer.engine.sampling import Sampler
@@ -68,6 +68,7 @@ class Worker:
         self._sending = threading.Lock()
         self._snapshots: queue.SimpleQueue[tuple[str, int, Path, state.StateFile]] = queue.SimpleQueue()
         self._operations: dict[str, Callable[[Mapping[str, Any], bytes], Answer]] = {
+            "room": self._room,
             "init": self._init,
             "restore": self._restore,
             "load": self._load,
@@ -154,6 +155,16 @@ class Worker:
         spec.check(self._config.max_rank)
         model = self._models[header["model"]] = LoraModel.fresh(self._base, spec)
         return {"parameters": model.parameters}, b""
+
+    def _room(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        """What an adapter would need, and what is left once every model has its gradients."""
+        spec = _lora_spec(header)
+        spec.check(self._config.max_rank)
+        parameters = layout(spec, self._base.targets)[-1].stop
+        found = memory.available()
+        free = found.free - sum(model.missing_bytes for model in self._models.values())
+        needed = memory.model_bytes(parameters)
+        return {"parameters": parameters, "needed": needed, "free": free, "total": found.total, "of": found.of}, b""
 
     def _restore(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         spec = _lora_spec(header["lora"])

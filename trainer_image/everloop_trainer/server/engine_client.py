@@ -22,7 +22,7 @@ import structlog
 from everloop_trainer.server import frames
 from everloop_trainer.session.errors import Category, EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
-from everloop_trainer.session.ports import About, FrozenWeights, Lora, Parts, Written
+from everloop_trainer.session.ports import About, FrozenWeights, Lora, Parts, Room, Written
 
 HELLO_SECONDS = 60.0
 """How long a freshly forked engine may take to say what it is."""
@@ -59,6 +59,17 @@ class EngineClient:
     def pid(self) -> int:
         """Process id, as the engine sees itself."""
         return self._pid
+
+    async def room(self, lora: Lora) -> Room:
+        """See `session.ports.Engine`."""
+        header, _ = await self._request("room", **dataclasses.asdict(lora))
+        return Room(
+            parameters=int(header["parameters"]),
+            needed=int(header["needed"]),
+            free=int(header["free"]),
+            total=int(header["total"]),
+            of=str(header["of"]),
+        )
 
     async def init(self, model: str, lora: Lora) -> None:
         """See `session.ports.Engine`."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from everloop_trainer.session.history import Checkpoint
 from everloop_trainer.session.operations import CreateModel, LoadWeights, SaveWeights, SaveWeightsForSampler
-from everloop_trainer.session.ports import Lora
+from everloop_trainer.session.ports import Lora, Room
 from everloop_trainer.session.status import BaseModel
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -25,6 +25,21 @@ def refuse_model(args: CreateModel, base: BaseModel, max_models: int, max_rank: 
     if not (args.train_mlp or args.train_attn or args.train_unembed):
         return "lora_config: at least one of train_mlp, train_attn, train_unembed must be true"
     return _refuse_another(args.KIND, max_models, models)
+
+
+def refuse_memory(kind: str, lora: Lora, room: Room) -> str | None:
+    """Why an engine has no room for one more adapter, in MiB, or None."""
+    if room.needed <= room.free:
+        return None
+    return (
+        f"{kind}: an adapter of rank {lora.rank} has {room.parameters:,} trained values and needs "
+        f"{_mebibytes(room.needed)} with optimizer and gradients; {_mebibytes(max(0, room.free))} are free of the "
+        f"{_mebibytes(room.total)} of {room.of}"
+    )
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
 
 
 def refuse_load(

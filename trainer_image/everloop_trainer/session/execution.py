@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from everloop_trainer.session.admission import refuse_model, refuse_save
+from everloop_trainer.session.admission import refuse_memory, refuse_model, refuse_save
 from everloop_trainer.session.context import Context
 from everloop_trainer.session.errors import Category, EngineRefused
 from everloop_trainer.session.history import Model
@@ -131,6 +131,9 @@ class Execution:
             return self._failed(entry, error)
         assert args.seed is not None, "seeds are resolved at acceptance"
         lora = Lora(args.rank, args.seed, args.train_mlp, args.train_attn, args.train_unembed)
+        error = refuse_memory(args.KIND, lora, await engine.room(lora))
+        if error is not None:
+            return self._failed(entry, error)
         await engine.init(entry.stream, lora)
         return self._answered(entry, {"model_id": entry.stream, "type": "create_model"})
 
@@ -147,6 +150,10 @@ class Execution:
         source = self._loading.source(entry, args)
         if isinstance(source, str):
             return self._failed(entry, source)
+        if entry.stream not in self._context.history.models:
+            error = refuse_memory(args.KIND, source.lora, await engine.room(source.lora))
+            if error is not None:
+                return self._failed(entry, error)
         with self._context.underway.of(f"the load of {entry.request_id}"):
             loaded = await self._loading.run(engine, generation, entry, args, source)
         answer = {"path": args.path, "model_id": entry.stream, "type": args.KIND}

@@ -39,6 +39,20 @@ class FrozenWeights:
     lora: Lora
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a new adapter needs with optimizer and gradients, and what an engine has left; bytes.
+
+    `of` says for people whose limit `total` is; `free` may be negative.
+    """
+
+    parameters: int
+    needed: int
+    free: int
+    total: int
+    of: str
+
+
 class Engine(Protocol):
     """One engine process. Any method raises ConnectionError or EOFError once the engine is lost.
 
@@ -49,6 +63,9 @@ class Engine(Protocol):
     @property
     def pid(self) -> int:
         """Process id, for the journal and for people."""
+
+    async def room(self, lora: Lora) -> Room:
+        """Whether another adapter of this shape would fit, in numbers."""
 
     async def init(self, model: str, lora: Lora) -> None:
         """Make a fresh adapter; replaces one of that name."""
