@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -73,3 +74,48 @@ def test_crds_live_with_the_release(helm: Helm, plane: ControlPlane, tmp_path: P
         definition = api.get(CRD)
         assert definition
         assert definition["metadata"]["annotations"]["meta.helm.sh/release-name"] == "everloop"
+
+
+def test_definitions_are_applied_without_a_difference(helm: Helm, plane: ControlPlane) -> None:
+    """Whoever applies the rendered ones again changes nothing, and nothing of them is altered or dropped meanwhile."""
+    definitions = [body for body in helm.template() if body["kind"] == "CustomResourceDefinition"]
+    assert len(definitions) == 2
+    kubeconfig = plane.write_kubeconfig(plane.directory / "gitops.kubeconfig")
+    with closing(Api(plane)) as api:
+        for body in definitions:
+            assert "status" not in body
+            text = json.dumps(body, separators=(",", ":"))
+            assert len(text) < LARGEST_ANNOTATION
+            path = f"{CRD.rpartition('/')[0]}/{body['metadata']['name']}"
+            query = "?fieldManager=git&force=true"
+            # Once it is served its conditions change no more.
+            first, second = (apply(api, path + query, body) for _ in range(2))
+            assert differences(body, second) == []
+            assert first["metadata"]["generation"] == second["metadata"]["generation"]
+            # The way that keeps all of it in an annotation works too.
+            file = plane.directory / "definition.json"
+            file.write_text(text)
+            kubectl = [str(plane.directory / "kubectl"), "--kubeconfig", str(kubeconfig), "apply", "-f", str(file)]
+            done = subprocess.run(kubectl, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+
+
+LARGEST_ANNOTATION = 262_144
+"""What the annotations of an object may hold in all, in bytes."""
+
+
+def apply(api: Api, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = api.request("PATCH", path, body, "application/apply-patch+yaml")
+    assert answer.status_code in (200, 201), answer.text
+    applied: dict[str, Any] = answer.json()
+    return applied
+
+
+def differences(wanted: Any, live: Any, where: str = "") -> list[str]:
+    """Where what is wanted is not there as it is; what is there beside it counts for nothing."""
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        return [d for key, value in wanted.items() for d in differences(value, live.get(key), f"{where}.{key}")]
+    if isinstance(wanted, list) and isinstance(live, list) and len(wanted) == len(live):
+        pairs = enumerate(zip(wanted, live, strict=True))
+        return [d for number, (a, b) in pairs for d in differences(a, b, f"{where}[{number}]")]
+    return [] if wanted == live else [f"{where}: {wanted!r} became {live!r}"]

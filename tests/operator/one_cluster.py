@@ -9,7 +9,7 @@ from typing import Any
 from everloop_operator.api import names
 from everloop_operator.core.events import Event
 from everloop_operator.loop.cache import key_of
-from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Key, Listed, Refused
+from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Forbidden, Key, Listed, Refused
 from tests.operator.builders import NOW
 
 
@@ -29,6 +29,8 @@ class OneCluster:
         self.events: list[Event] = []
         self.version = 100
         self.refuse = ""
+        self.taken = ""
+        """Kind and name of a child of which somebody else has one."""
         self.refuse_events = False
         self.broken = ""
         self.conflict = False
@@ -90,6 +92,8 @@ class OneCluster:
 
     async def apply(self, body: Body) -> Body:
         self.written.append(f"apply {body['kind']} {body['metadata']['name']}")
+        if f"{body['kind']} {body['metadata']['name']}" == self.taken:
+            raise Forbidden("exists already")
         if body["kind"] == "Pod" and self.broken:
             raise ClusterError(self.broken)
         if body["kind"] == "Pod" and self.refuse:
@@ -97,6 +101,8 @@ class OneCluster:
         made = self.stamped(body, creationTimestamp="2026-05-01T11:59:00Z")
         if body["kind"] == "Pod":
             self.pods[body["metadata"]["name"]] = made
+        elif body["kind"] == "PodDisruptionBudget":
+            pass
         elif body["kind"] == "Secret":
             self.secrets[body["metadata"]["namespace"], body["metadata"]["name"]] = made
         else:
@@ -109,6 +115,9 @@ class OneCluster:
     async def delete_secret(self, namespace: str, name: str) -> None:
         self.written.append(f"delete Secret {name}")
         self.secrets.pop((namespace, name), None)
+
+    async def delete_owned_secret(self, namespace: str, name: str, *, owner: str) -> None:
+        await self.delete_secret(namespace, name)
 
     async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:
         self.written.append(f"delete TrainingSession {name}")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 import pytest
 
 from everloop_operator.api import names
-from tests.operator.world import World, container, eventually, stamp
+from everloop_operator.api.training_session import MAX_NAME_LENGTH
+from tests.operator.world import Operator, World, container, eventually, stamp
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +87,50 @@ def test_a_failed_session_of_the_gateway_goes_after_its_time(world: World) -> No
     world.api.merge(path, {"metadata": {"labels": {names.LABEL_CREATED_BY: names.CREATED_BY_GATEWAY}}})
     merge(world, ttlSecondsAfterFinished=0)
     eventually("the end", lambda: world.api.get(path) is None)
+
+
+def test_deletion_while_the_operator_is_away(world: World, operator: Operator) -> None:
+    """It ends soon after the operator is back; a finalizer of somebody else stays, and is fought by nobody."""
+    world.claims()
+    path, other = f"{world.sessions_path}/tuned", "example.com/other"
+    world.create_session(deletion={"waitForCopies": True})
+    world.run_pod("tuned-a1-0", world.node("a"), copies={"pending": 0})
+    world.wait_phase("Running")
+    world.api.merge(path, {"metadata": {"finalizers": [names.FINALIZER_COPIES, other]}})
+    operator.stop(signal.SIGKILL)
+    world.api.delete(path)
+    operator.start()
+    eventually("the end of our finalizer", lambda: world.session()["metadata"]["finalizers"] == [other])
+    version = world.session()["metadata"]["resourceVersion"]
+    world.set_pod("tuned-a1-0", **container({"running": {}}))  # it is looked at again, and left alone
+    time.sleep(1.5)
+    assert world.session()["metadata"]["resourceVersion"] == version
+    world.api.merge(path, {"metadata": {"finalizers": None}})
+    eventually("the end", lambda: world.api.get(path) is None)
+
+
+def test_deletion_before_anything_could_be_made(world: World) -> None:
+    """Neither a pod that is refused nor a finalizer of ours holds it up."""
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    world.api.create(world.path("resourcequotas"), quota)
+    path = f"{world.sessions_path}/tuned"
+    world.create_session(deletion={"waitForCopies": True})
+    eventually("our finalizer", lambda: world.session()["metadata"].get("finalizers"))
+    world.api.delete(path)
+    eventually("the end", lambda: world.api.get(path) is None)
+
+
+def test_sessions_with_the_longest_and_oddest_names_run_beside_another(world: World) -> None:
+    """All that admission lets through: each has its own pod and token, and an ordinary one is not delayed."""
+    world.claims()
+    longest = [f"{'x' * (MAX_NAME_LENGTH - 1)}{end}" for end in "12"]
+    sessions = [*longest, "1", "1-a1-0", "ordinary"]
+    for name in sessions:
+        world.create_session(name)
+    node = world.node("a")
+    for name in sessions:
+        world.run_pod(f"{name}-a1-0", node)
+        world.wait_phase("Running", name)
+        assert world.api.get(world.path("secrets", f"{name}-a1-token"))
+    owners = {pod["metadata"]["name"]: pod["metadata"]["ownerReferences"][0]["name"] for pod in world.pods()}
+    assert owners == {f"{name}-a1-0": name for name in sessions}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from everloop_operator.api import names
 from everloop_operator.core.plan import Poll
+from everloop_operator.core.refusals import PATIENCE_SECONDS
 from everloop_operator.core.report import TrainerReport
 from everloop_operator.loop import work_queue
 from everloop_operator.loop.cache import Cache, key_of
@@ -23,7 +25,7 @@ from everloop_operator.loop.session_pass import SessionPass
 from everloop_operator.loop.statuses import StatusWriter
 from everloop_operator.loop.work_queue import WorkQueue
 from everloop_operator.loop.worker import Worker
-from tests.operator.builders import SETTINGS, ago, text
+from tests.operator.builders import NOW, SETTINGS, ago, text
 from tests.operator.one_cluster import OneCluster, clock
 from tests.operator.world import session_body
 
@@ -95,7 +97,8 @@ class Operator:
         executor = Executor(cluster, self.cache, statuses, lambda uid, attempt: f"token {attempt}", clock)
         observer = Observer(cluster, self.cache, self.poller, clock)
         passes = SessionPass(self.cache, observer, executor, self.poller, lambda uid, attempt: "", SETTINGS)
-        self.worker = Worker(self.queue, {names.TRAINING_SESSION_KIND: passes.reconcile})
+        self.reconcile = passes.reconcile
+        self.worker = Worker(self.queue, {names.TRAINING_SESSION_KIND: self.reconcile})
 
     def seen(self, body: Body) -> None:
         self.cache.put(body)
@@ -194,6 +197,24 @@ async def test_a_deletion_that_gives_up_is_told_of() -> None:
         await until(lambda: bool(cluster.events))
     assert cluster.written == ["finalizers ['other/one']"]
     assert [event.reason for event in cluster.events] == [names.EVENT_COPIES_MISSING]
+
+
+async def test_a_budget_that_is_refused_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told of, and asked for again once that may have been mended: not by every pass."""
+    cluster, time = Guarded(), [NOW]
+    monkeypatch.setattr("tests.operator.test_meanwhile.clock", lambda: time[0])
+    budget = cluster.taken = "PodDisruptionBudget tuned-a1-0"
+    operator = Operator(cluster)
+    operator.cache.put(cluster.add(session_body(KEY.name, pod={"disruptionBudget": True})))
+    for _ in range(3):
+        await operator.reconcile(KEY)
+    assert [event.reason for event in cluster.events].count(names.EVENT_CHILD_REFUSED) == 1
+    assert operator.status["attempt"] == 1
+    cluster.taken, time[0] = "", NOW + timedelta(seconds=PATIENCE_SECONDS)
+    for _ in range(3):
+        await operator.reconcile(KEY)
+    assert cluster.written.count(f"apply {budget}") == 2
+    await operator.poller.close()
 
 
 class Frugal(Guarded):

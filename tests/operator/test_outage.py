@@ -25,6 +25,7 @@ class Line:
         self._target = (host, int(port))
         self._listener: socket.socket | None = None
         self._ends: list[socket.socket] = []
+        self._dark: set[socket.socket] = set()
         self.address = ("127.0.0.1", self.open(("127.0.0.1", 0)))
 
     def open(self, address: tuple[str, int] | None = None) -> int:
@@ -45,6 +46,10 @@ class Line:
             except OSError:
                 continue  # ended already
 
+    def darken(self) -> None:
+        """What is sent on connections that there are arrives nowhere any more, and nobody is told; new ones work."""
+        self._dark.update(self._ends)
+
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
@@ -54,17 +59,17 @@ class Line:
             far = socket.create_connection(self._target)
             self._ends += [near, far]
             for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
 
-
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    with source:
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # cut
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with source:
+            try:
+                while data := source.recv(65536):
+                    if source not in self._dark:
+                        sink.sendall(data)
+                sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # cut
 
 
 @pytest.fixture
@@ -122,4 +127,32 @@ def test_outage_while_a_node_is_lost(world: World, remote: Operator, line: Line)
     world.run_pod("tuned-a2-0", second)
     status = world.wait_phase("Running")
     assert [(entry["reason"], entry["node"]) for entry in status["recoveries"]] == [("NodeLost", first)]
+    assert remote.alive()
+
+
+IMPATIENT = """
+import sys
+from everloop_operator.cluster import kube, watch
+plain, kube.REQUEST_SECONDS = watch.settings, 2.0
+def settings():
+    values = plain()
+    values.watching.inactivity_timeout = 2.0
+    return values
+watch.settings = settings
+from everloop_operator.__main__ import main
+sys.exit(main())
+"""
+"""The operator with limits on silence that a test can wait for."""
+
+
+def test_connections_that_die_in_silence_are_noticed(world: World, remote: Operator, line: Line) -> None:
+    """No reset, no end of file, no answer: what happens after that is handled on new connections."""
+    remote.program = ("-c", IMPATIENT)
+    remote.start()
+    world.claims()
+    world.create_session("before")
+    world.wait_pod("before-a1-0")
+    line.darken()
+    world.create_session()
+    eventually("the pod", lambda: world.pod("tuned-a1-0"), 30)
     assert remote.alive()

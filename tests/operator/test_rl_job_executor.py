@@ -11,6 +11,7 @@ from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.core.jobs.plan import ProgressPoll
 from everloop_operator.core.jobs.report import ProgressReport
 from everloop_operator.core.observed import Answer
+from everloop_operator.core.refusals import PATIENCE_SECONDS
 from everloop_operator.loop.cache import Cache
 from everloop_operator.loop.job_execute import JobCredentials, JobExecutor
 from everloop_operator.loop.job_pass import JobPass
@@ -212,6 +213,25 @@ async def test_key_is_deleted_once(operator: Operator) -> None:
     operator.cache.drop_pod(operator.cluster.pods.pop(POD))
     assert f"delete Secret {KEY_SECRET}" in await operator.passed()
     assert [line for line in await operator.passed(3) if line.startswith("delete Secret key")] == []
+
+
+async def test_secret_of_somebody_else_holds_up_nothing_but_the_driver() -> None:
+    """It is told of once and asked for again; the status is written meanwhile."""
+    operator = Operator()
+    status = builders.serving().session.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    operator.cluster.add({**session_body("tuned"), "status": status})
+    operator.cluster.add(job_body())
+    operator.cluster.taken = f"Secret {POD}"
+    operator.learn()
+    await operator.passed()
+    waits = [await operator.passes.reconcile(KEY) for _ in range(2)]
+    assert [wait is not None and wait <= PATIENCE_SECONDS for wait in waits] == [True, True]
+    assert operator.status["attempt"] == 1
+    told = {(event.reason, event.key) for event in operator.cluster.events if event.type == "Warning"}
+    assert told == {(names.EVENT_CHILD_REFUSED, "1")}
+    operator.cluster.taken = ""
+    assert f"apply Secret {POD}" in await operator.passed()
+    assert f"apply Secret {POD}" not in await operator.passed()
 
 
 async def test_secret_of_an_attempt_is_deleted_once(operator: Operator) -> None:

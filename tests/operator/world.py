@@ -175,12 +175,14 @@ class Operator:
             "POD_IP": ip,
             **environment,
         }
+        self.program = ("-m", "everloop_operator")
+        """Arguments of the interpreter."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "everloop_operator"], env=self._environment, stdout=log, stderr=log
+                [sys.executable, *self.program], env=self._environment, stdout=log, stderr=log
             )
 
     def start(self) -> None:

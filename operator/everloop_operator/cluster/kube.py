@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import structlog
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
@@ -29,7 +30,10 @@ from everloop_operator.loop.metrics import API_REQUESTS
 from everloop_operator.loop.ports import Absent, Body, ClusterError, Conflict, Forbidden, Listed, Refused
 from everloop_operator.loop.scope import Scope
 
+from . import owned
 from .retry_after import wait_seconds
+
+log = structlog.get_logger()
 
 REQUEST_SECONDS = 30.0
 CONCURRENT_REQUESTS = 16
@@ -46,7 +50,8 @@ POD_SELECTOR = (
     f"{names.LABEL_COMPONENT} in ({names.COMPONENT_TRAINER},{names.COMPONENT_DRIVER})"
 )
 KEY_SELECTOR = f"{names.LABEL_TYPE}={names.TYPE_API_KEY},{names.LABEL_JOB_UID}"
-METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+METADATA_OF_ALL = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 
 _ERRORS: dict[int, type[ClusterError]] = {400: Refused, 403: Forbidden, 404: Absent, 409: Conflict, 422: Refused}
 
@@ -87,7 +92,7 @@ class Kube:
 
     async def list_job_keys(self) -> Listed:
         """Metadata of the API keys of all jobs; what is in them is not asked for."""
-        return await self._list(_path(self._release, "secrets"), METADATA_ONLY, labelSelector=KEY_SELECTOR)
+        return await self._list(_path(self._release, "secrets"), METADATA_OF_ALL, labelSelector=KEY_SELECTOR)
 
     def list_pods(self) -> AsyncIterator[Listed]:
         """All session pods and driver pods, page by page."""
@@ -140,9 +145,45 @@ class Kube:
     # --- writing ---
 
     async def apply(self, body: Body) -> Body:
-        """Server-side apply of a Pod, a Secret, a PodDisruptionBudget or a TrainingSession. Raises Refused."""
+        """Makes a Pod, a Secret, a PodDisruptionBudget or a TrainingSession, or makes it what it should be.
+
+        Raises:
+            Refused: the API server will not have it.
+            Forbidden: or there is an object of this name that is not its owner's.
+        """
+        if owned.is_guarded(body):
+            return await self._make_or_change(body)
         query = {"fieldManager": names.OPERATOR_FIELD_MANAGER, "force": "true"}
-        return await self._call("PATCH", _path_of(body), query=query, body=body, content_type=APPLY)
+        try:
+            return await self._call("PATCH", _path_of(body), query=query, body=body, content_type=APPLY)
+        except Refused:
+            # A pod can't be made another one, and what the API server says of that misleads.
+            if body["kind"] == "Pod" and await self._is_taken(body):
+                raise owned.taken(body) from None
+            raise
+
+    async def _make_or_change(self, body: Body) -> Body:
+        query = {"fieldManager": names.OPERATOR_FIELD_MANAGER}
+        path = _path_of(body)
+        try:
+            return await self._call("POST", path.rpartition("/")[0], query=query, body=body)
+        except Conflict:
+            pass
+        try:
+            changes = owned.changes(body)
+            return await self._call("PATCH", path, query=query, body=changes, content_type=owned.JSON_PATCH)
+        except Forbidden:
+            raise
+        except Refused as error:
+            raise owned.taken(body) from error
+
+    async def _is_taken(self, body: Body) -> bool:
+        metadata = body["metadata"]
+        try:
+            found = await self.pod(metadata["namespace"], metadata["name"])
+        except Absent:
+            return False
+        return owned.owner_of(found) != owned.owner_of(body)
 
     async def create_claim(self, body: Body) -> None:
         """Creates a PersistentVolumeClaim; that there is one of its name already is no error. Raises Refused."""
@@ -167,6 +208,20 @@ class Kube:
             await self._call("DELETE", _path(namespace, "secrets", name))
         except Absent:
             pass
+
+    async def delete_owned_secret(self, namespace: str, name: str, *, owner: str) -> None:
+        """Deletes a secret if this is its owner's UID; that there is none, or one of somebody else's, is no error."""
+        path = _path(namespace, "secrets", name)
+        try:
+            test: list[Body] = [owned.only_of(owner)]
+            found = await self._call("PATCH", path, body=test, content_type=owned.JSON_PATCH, accept=METADATA_OF_ONE)
+            await self._call("DELETE", path, body={"preconditions": {"uid": found["metadata"]["uid"]}})
+        except (Absent, Conflict):
+            pass
+        except Forbidden:
+            raise
+        except Refused as error:
+            log.warning("a secret of somebody else's is left", namespace=namespace, name=name, problem=str(error))
 
     async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:
         """Deletes the TrainingSession of this UID; that it is gone or another one already is no error."""
@@ -291,7 +346,7 @@ class Kube:
         path: str,
         *,
         query: dict[str, Any] | None = None,
-        body: Body | None = None,
+        body: Body | list[Body] | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> dict[str, Any]:
@@ -310,7 +365,13 @@ class Kube:
         return document
 
     async def _send(
-        self, method: str, resource: str, what: str, body: Body | None, content_type: str, accept: str
+        self,
+        method: str,
+        resource: str,
+        what: str,
+        body: Body | list[Body] | None,
+        content_type: str,
+        accept: str,
     ) -> tuple[int, float, bytes]:
         headers = {"Accept": accept, "Content-Type": content_type}
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
+from everloop_operator.api import names
 from everloop_operator.core import children, status
+from everloop_operator.core.events import Event
 from everloop_operator.core.observed import Observed
 from everloop_operator.core.plan import Plan
 from everloop_operator.core.refusals import Refusal
@@ -34,6 +36,7 @@ class Executor:
         self._applied: dict[Key, tuple[str, int]] = {}
         self._budgets: dict[Key, str] = {}
         self._refusals = Refusals(now)
+        self._refused_budgets = Refusals(now)
 
     def refusal(self, key: Key) -> Refusal | None:
         """Why the last pod of this session was refused, while that still holds."""
@@ -44,6 +47,7 @@ class Executor:
         for memory in (self._applied, self._budgets):
             memory.pop(key, None)
         self._refusals.clear(key)
+        self._refused_budgets.clear(key)
         self._statuses.forget(key)
 
     async def execute(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
@@ -58,7 +62,7 @@ class Executor:
         if plan.finalizers is not None:
             changed = await self._cluster.set_finalizers(body, plan.finalizers)
             if observed.session.deleting:
-                await self._tell(key, body, plan)
+                await self._tell(key, body, plan.events)
                 return None  # with its last finalizer it is gone
             self._cache.put(changed)
             return 0.0  # what follows needs the version that there is now
@@ -72,19 +76,21 @@ class Executor:
             # No pod was to be made: the next pass would ask for the same again.
             await self._status(key, body, observed, plan)
             return refusal.patience_seconds
+        refused = await self._disruption_budget(key, observed, plan)
         for deletion in plan.delete_pods:
             await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)
         for attempt in plan.stale_tokens:
-            await self._cluster.delete_secret(key.namespace, children.secret_name(key.name, attempt))
+            name = children.secret_name(key.name, attempt)
+            await self._cluster.delete_owned_secret(key.namespace, name, owner=observed.session.uid)
         delay = await self._status(key, body, observed, plan)
         if plan.delete_session:
             await self._cluster.delete_session(key.namespace, key.name, uid=observed.session.uid)
-        await self._tell(key, body, plan)
+        await self._tell(key, body, (*plan.events, *refused))
         return delay
 
-    async def _tell(self, key: Key, body: Body, plan: Plan) -> None:
+    async def _tell(self, key: Key, body: Body, events: Sequence[Event]) -> None:
         try:
-            for event in plan.events:
+            for event in events:
                 await self._cluster.post_event(body, event, self._now())
         except ClusterError as error:
             # The status says it all; a story that could not be told is no reason to act again.
@@ -106,11 +112,25 @@ class Executor:
             pod = await self._cluster.apply(plan.create_pod)
             self._refusals.clear(key)
             self._cache.put_pod(pod)
-        if plan.disruption_budget is not None:
-            owner = plan.disruption_budget["metadata"]["ownerReferences"][0]["uid"]
-            if self._budgets.get(key) != owner:
-                await self._cluster.apply(plan.disruption_budget)
-                self._budgets[key] = owner
+
+    async def _disruption_budget(self, key: Key, observed: Observed, plan: Plan) -> tuple[Event, ...]:
+        """Returns what is to be told: without one a session is drained like any other, and goes on."""
+        if plan.disruption_budget is None:
+            return ()
+        owner = plan.disruption_budget["metadata"]["ownerReferences"][0]["uid"]
+        before = self._refused_budgets.get(key)
+        waits = before is not None and (self._now() - before.time).total_seconds() < before.patience_seconds
+        if waits or self._budgets.get(key) == owner:
+            return ()
+        try:
+            await self._cluster.apply(plan.disruption_budget)
+        except Refused as error:
+            log.warning("refused", namespace=key.namespace, session=key.name, problem=str(error))
+            self._refused_budgets.add(key, error, observed.session.generation)
+            return (Event("Warning", names.EVENT_CHILD_REFUSED, str(error), owner),)
+        self._refused_budgets.clear(key)
+        self._budgets[key] = owner
+        return ()
 
     async def _status(self, key: Key, body: Body, observed: Observed, plan: Plan) -> float | None:
         before, after = observed.session.status, plan.status

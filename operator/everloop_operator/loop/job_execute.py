@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from everloop_operator.api import names
+from everloop_operator.core.events import Event
 from everloop_operator.core.jobs import children, status
 from everloop_operator.core.jobs.observed import Job, ObservedJob
 from everloop_operator.core.jobs.plan import JobPlan
-from everloop_operator.core.refusals import Refusal
+from everloop_operator.core.refusals import PATIENCE_SECONDS, Refusal
 
 from .cache import Cache
 from .ports import Body, Cluster, ClusterError, Key, Now, Refused
@@ -76,7 +78,7 @@ class JobExecutor:
             self._removed.pop(uid, None)
 
     async def execute(self, key: Key, body: Body, observed: ObservedJob, plan: JobPlan) -> float | None:
-        """Acts. Returns seconds after which a status write that was put off is due, or None.
+        """Acts. Returns seconds after which what was put off or refused is due, or None.
 
         A refused pod or session ends the pass: the refusal is remembered for the next observation, due at once.
 
@@ -100,7 +102,7 @@ class JobExecutor:
             log.warning("refused", namespace=key.namespace, job=key.name, problem=str(error))
             self._refusals.add(key, error, job.generation)
             return 0.0
-        await self._keys(job, plan)
+        refused = await self._keys(job, plan)
         for deletion in plan.delete_pods:
             await self._cluster.delete_pod(key.namespace, deletion.name, uid=deletion.uid, force=deletion.force)
         if plan.delete_session:
@@ -108,28 +110,36 @@ class JobExecutor:
         await self._remove_secrets(job, plan)
         delay = await self.tell(key, body, observed, plan)
         try:
-            for event in plan.events:
+            for event in (*plan.events, *refused):
                 await self._cluster.post_event(body, event, self._now())
         except ClusterError as error:
             # The status says it all; a story that could not be told is no reason to act again.
             log.warning("event not posted", namespace=key.namespace, job=key.name, problem=str(error))
+        if refused:
+            return PATIENCE_SECONDS if delay is None else min(delay, PATIENCE_SECONDS)
         return delay
 
-    async def _keys(self, job: Job, plan: JobPlan) -> None:
+    async def _keys(self, job: Job, plan: JobPlan) -> tuple[Event, ...]:
+        """Returns what is to be told: without its secret a driver does not start, and everything else goes on."""
         attempt = plan.credentials
         if attempt is None:
             if not plan.keep_key and self._applied.get(job.uid) != 0:
                 await self._revoke(job.uid)
-            return
+            return ()
         if self._applied.get(job.uid) == attempt:
-            return
+            return ()
         assert job.spec is not None
         derived = self._credentials
         key = derived.key(job.uid, attempt)
         # The gateway's half first: the driver can't start before the other one is there.
         await self._cluster.apply(children.key_secret(job, job.spec, key, derived.release_namespace))
-        await self._cluster.apply(children.driver_secret(job, attempt, derived.token(job.uid, attempt), key))
+        try:
+            await self._cluster.apply(children.driver_secret(job, attempt, derived.token(job.uid, attempt), key))
+        except Refused as error:
+            log.warning("refused", namespace=job.namespace, job=job.name, problem=str(error))
+            return (Event("Warning", names.EVENT_CHILD_REFUSED, str(error), f"{attempt}"),)
         self._applied[job.uid] = attempt
+        return ()
 
     async def _revoke(self, uid: str) -> None:
         name = children.key_secret_name(self._credentials.key_id(uid))
@@ -140,7 +150,8 @@ class JobExecutor:
         removed = self._removed.setdefault(job.uid, set())
         for attempt in plan.stale_secrets:
             if attempt not in removed:
-                await self._cluster.delete_secret(job.namespace, children.secret_name(job.name, attempt))
+                name = children.secret_name(job.name, attempt)
+                await self._cluster.delete_owned_secret(job.namespace, name, owner=job.uid)
                 removed.add(attempt)
 
     async def tell(self, key: Key, body: Body, observed: ObservedJob, plan: JobPlan) -> float | None:

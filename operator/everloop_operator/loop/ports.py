@@ -119,7 +119,11 @@ class Cluster(Protocol):
         ...
 
     async def apply(self, body: Body) -> Body:
-        """Server-side apply; returns the object as it is now. Raises Refused."""
+        """Makes the object, or makes it what it should be; returns it as it is now.
+
+        Raises:
+            Refused: also where there is a Pod, Secret or PodDisruptionBudget of this name that has another owner.
+        """
         ...
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, force: bool) -> None:
@@ -128,6 +132,10 @@ class Cluster(Protocol):
 
     async def delete_secret(self, namespace: str, name: str) -> None:
         """Deletes a secret; that there is none is no error."""
+        ...
+
+    async def delete_owned_secret(self, namespace: str, name: str, *, owner: str) -> None:
+        """Deletes a secret if this is its owner's UID; that there is none, or one of somebody else's, is no error."""
         ...
 
     async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:

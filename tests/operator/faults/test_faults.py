@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.operator.faults.conftest import Restarted
-from tests.operator.faults.journeys import QUIET_SECONDS, JobJourney, Journey
+from tests.operator.faults.journeys import PATIENCE_SECONDS, QUIET_SECONDS, JobJourney, Journey
 from tests.operator.faults.proxy import STALLS, Call, Fault, Proxy
-from tests.operator.world import Api, World
+from tests.operator.world import Api, World, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -164,3 +164,24 @@ def test_the_operator_may_be_killed_after_any_write(
     ended = (broken(experiment, api, proxy, baseline[experiment.journey].writes) for experiment in chosen)
     assert told(ended, len(chosen)) == []
     assert restarted.starts == starts + len(chosen)
+
+
+@pytest.mark.parametrize("fault", [Fault.DELAY, Fault.KILL_AFTER])
+def test_edits_while_a_pod_is_made_are_carried_out(api: Api, proxy: Proxy, restarted: Restarted, fault: Fault) -> None:
+    """The last of two counts, and is said to be seen; also if the operator is killed in between."""
+    with journey(Journey, api) as travelled:
+        world = travelled.world
+        proxy.spoil(world.namespace, Call("PATCH", "/api/v1/pods/tuned-a1-0", 0), fault)
+        world.claims()
+        world.create_session(image="v:1")
+        eventually("the pod is being made", lambda: world.namespace in proxy.hit, PATIENCE_SECONDS)
+        path = f"{world.sessions_path}/tuned"
+        generations = [world.api.merge(path, {"spec": {"image": image}}) for image in ("v:2", "v:3")]
+        generation = generations[-1]["metadata"]["generation"]
+
+        def current() -> bool:
+            pods = [pod for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]
+            images = [pod["spec"]["containers"][0]["image"] for pod in pods]
+            return images == ["v:3"] and world.status().get("observedGeneration") == generation
+
+        eventually("the last edit", current, PATIENCE_SECONDS)
