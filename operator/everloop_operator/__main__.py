@@ -19,6 +19,7 @@ import structlog
 from everloop_metrics.endpoint import listening
 from everloop_operator.api import names, tokens
 from everloop_operator.cluster import kube, progress, trainer, watch
+from everloop_operator.cluster.unlisted import Unlisted
 from everloop_operator.core.jobs.observed import heard
 from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll
 from everloop_operator.core.jobs.report import ProgressReport
@@ -88,17 +89,21 @@ async def operate(settings: OperatorSettings, stop: asyncio.Event) -> None:
         worker = Worker(queue, passes)
         resync = Resync(cluster, cache, queue)
         alive = Liveness(queue, resync)
-        # Before the first pass everything is known: a session whose pod was not listed yet would look lost.
-        await _patiently(resync.once, stop)
+        unlisted = Unlisted(watch.lists(settings.scope), resync.soon)
+        handlers = watch.registry(cache, queue, alive, stop, settings.scope, unlisted)
         endpoint = f"http://{settings.pod_ip}:{LIVENESS_PORT}/healthz"
-        log.info("started", objects=len(cache.keys()), nodes=len(cache.nodes()))
-        handlers = watch.registry(cache, queue, alive, stop, settings.scope)
         watching = asyncio.create_task(watch.watch(handlers, settings.scope, liveness_endpoint=endpoint, stop=stop))
-        running = [worker.run(), resync.run(), alive.run(), lateness.run(), _until(stop)]
-        if outdated:
-            running.append(_until_current(cluster))
-        own = [asyncio.create_task(task) for task in running]
+        own: list[asyncio.Task[None]] = []
         try:
+            # Lists that are read once the watches have begun, and before the first pass: it misses nothing then. A
+            # session whose pod is not known yet would look lost.
+            await _begun(unlisted, watching)
+            await _patiently(resync.once, stop)
+            log.info("started", objects=len(cache.keys()), nodes=len(cache.nodes()))
+            running = [worker.run(), resync.run(), alive.run(), lateness.run(), _until(stop)]
+            if outdated:
+                running.append(_until_current(cluster))
+            own += [asyncio.create_task(task) for task in running]
             collector = StateCollector(queue, cache, poller, now, settings.fleet_cap)
             async with _metrics_port(cluster, collector, master, settings, stop):
                 done, _ = await asyncio.wait([watching, *own], return_when=asyncio.FIRST_COMPLETED)
@@ -200,6 +205,16 @@ async def _patiently(read: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T
         except TimeoutError:
             continue
     raise Stopped
+
+
+async def _begun(unlisted: Unlisted, watching: asyncio.Task[None]) -> None:
+    """Until every watch has its beginning. Raises Stopped, and what ends a watch."""
+    begun = asyncio.create_task(unlisted.begun.wait())
+    await asyncio.wait([begun, watching], return_when=asyncio.FIRST_COMPLETED)
+    begun.cancel()
+    if watching.done():
+        watching.result()
+        raise Stopped
 
 
 async def _until_current(cluster: kube.Kube) -> None:

@@ -343,6 +343,35 @@ async def test_resync_reads_lists_page_by_page() -> None:
     assert queue.depth() == 4, "who is gone has a pass of its own, which tidies up"
 
 
+async def test_resync_that_is_asked_for_comes_soon_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the interrupted watches of all kinds have missed; the others wait for their time."""
+    monkeypatch.setattr(resync, "GATHERING_SECONDS", 0.05)
+
+    class Counting(OneCluster):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lists, self.listed = 0, asyncio.Event()
+
+        async def list_nodes(self) -> AsyncIterator[Listed]:
+            self.lists += 1
+            self.listed.set()
+            yield Listed((), self.version)
+
+    cluster = Counting()
+    again = resync.Resync(cluster, Cache(clock), WorkQueue())
+    task = asyncio.create_task(again.run())
+    await asyncio.sleep(0.1)
+    assert cluster.lists == 0
+    for _ in range(4):
+        again.soon()
+        await asyncio.sleep(0.005)
+    await asyncio.wait_for(cluster.listed.wait(), 5)
+    await asyncio.sleep(0.2)
+    assert cluster.lists == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def test_resync_removes_ghosts() -> None:
     """A deletion that the watch missed is healed by the next complete list."""
     cache = Cache(clock)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import kopf
 
 from everloop_operator.api import names
@@ -18,7 +19,11 @@ from everloop_operator.loop.ports import Key
 from everloop_operator.loop.scope import Scope
 from everloop_operator.loop.work_queue import WorkQueue
 
-from .kube import PAGE, POD_SELECTOR, load_configuration
+from .kube import POD_SELECTOR, load_configuration
+from .unlisted import Unlisted
+
+OURS = tuple((names.GROUP, names.VERSION, plural) for plural in (names.TRAINING_SESSION_PLURAL, names.RL_JOB_PLURAL))
+PODS, NODES = ("v1", "pods"), ("v1", "nodes")
 
 
 class Uncompared(kopf.DiffBaseStorage):
@@ -44,8 +49,8 @@ def settings() -> kopf.OperatorSettings:
     values.persistence.finalizer = names.KOPF_FINALIZER  # kopf removes its own name from objects: a name nobody uses
     values.persistence.diffbase_storage = Uncompared()
     values.queueing.idle_timeout = 0.05  # the task of an object that is at rest costs memory, and holds its body
-    values.watching.chunk_size = PAGE  # the first list must not be held whole
-    values.watching.label_selectors["v1", "pods"] = POD_SELECTOR  # filtered by the server, not after the download
+    values.watching.chunk_size = 1  # marks lists for `Unlisted`; they are empty
+    values.watching.label_selectors[PODS] = POD_SELECTOR  # filtered by the server, not after the download
     values.scanning.disabled = True  # no rights on CRDs and namespaces are needed; the CRD is there before we start
     values.networking.request_timeout = 30
     values.networking.connect_timeout = 5
@@ -54,31 +59,45 @@ def settings() -> kopf.OperatorSettings:
     return values
 
 
+def lists(scope: Scope) -> int:
+    """How many lists kopf makes before all of its watches have begun."""
+    return sum(len(scope.paths(f"/{resource[-1]}")) for resource in (*OURS, PODS, NODES))
+
+
 def registry(
-    cache: Cache, queue: WorkQueue, liveness: Liveness, stop: asyncio.Event, scope: Scope
+    cache: Cache, queue: WorkQueue, liveness: Liveness, stop: asyncio.Event, scope: Scope, unlisted: Unlisted
 ) -> kopf.OperatorRegistry:
     """The handlers: each is infallible, because kopf does not retry them. `stop` is set when kopf stops."""
     handlers = kopf.OperatorRegistry()
     watched: tuple[tuple[tuple[str, ...], Callable[..., set[Key]], Callable[..., set[Key]]], ...] = (
-        ((names.GROUP, names.VERSION, names.TRAINING_SESSION_PLURAL), cache.put, cache.drop),
-        ((names.GROUP, names.VERSION, names.RL_JOB_PLURAL), cache.put, cache.drop),
-        (("v1", "pods"), cache.put_pod, cache.drop_pod),
-        *(((("v1", "nodes"), cache.put_node, cache.drop_node),) if scope.nodes else ()),
+        *((resource, cache.put, cache.drop) for resource in OURS),
+        (PODS, cache.put_pod, cache.drop_pod),
+        *(((NODES, cache.put_node, cache.drop_node),) if scope.nodes else ()),
     )
     for resource, put, drop in watched:
         kopf.on.event(*resource, registry=handlers, id=resource[-1])(_handler(put, drop, queue))
+    sessions: dict[kopf.ConnectionInfo, kopf.AiohttpSession] = {}
 
-    async def login(**_: Any) -> kopf.ConnectionInfo:
+    async def login(**_: Any) -> kopf.AiohttpSession:
         """The same credentials as the adapter's; called again when a token has expired."""
         configuration = await load_configuration()
         header = (await configuration.auth_settings()).get("BearerToken", {}).get("value") or ""
-        return kopf.ConnectionInfo(
+        info = kopf.ConnectionInfo(
             server=configuration.host,
             ca_path=configuration.ssl_ca_cert,
             certificate_path=configuration.cert_file,
             private_key_path=configuration.key_file,
             token=header.split(" ", 1)[-1] or None,
         )
+        # What the API server does not take must come back as the very same: kopf ends then, instead of trying for ever.
+        if info not in sessions:
+            sessions.clear()
+            connector = aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context())
+            session = aiohttp.ClientSession(
+                connector=connector, headers=info.as_http_headers(), middlewares=(unlisted,)
+            )
+            sessions[info] = kopf.AiohttpSession(server=info.server, aiohttp_session=session)
+        return sessions[info]
 
     async def probe(**_: Any) -> str:
         liveness.check()

@@ -1,4 +1,4 @@
-"""Reads everything at the start and every few minutes: heals what the watch missed, and wakes everybody.
+"""Reads everything at the start, every few minutes and on demand: heals what the watch missed, and wakes everybody.
 
 API keys of jobs that are gone are deleted on the way: no garbage collection reaches them in another namespace.
 """
@@ -21,6 +21,8 @@ log = structlog.get_logger()
 
 PERIOD_SECONDS = 300.0
 RETRY_SECONDS = 5.0
+GATHERING_SECONDS = 1.0
+"""How long after it is asked for one begins: the watches of all kinds are lost together, and one is enough."""
 
 
 class Resync:
@@ -30,7 +32,12 @@ class Resync:
         self._cluster = cluster
         self._cache = cache
         self._queue = queue
+        self._asked = asyncio.Event()
         self._succeeded = asyncio.get_running_loop().time()
+
+    def soon(self) -> None:
+        """A watch was interrupted, and may have missed something."""
+        self._asked.set()
 
     async def once(self) -> None:
         """Reads all lists. Raises ClusterError."""
@@ -65,13 +72,21 @@ class Resync:
         """Until cancelled; the first one is up to the caller."""
         wait = PERIOD_SECONDS
         while True:
-            await asyncio.sleep(wait * random.uniform(0.9, 1.1))
+            await self._asked_or_due(wait * random.uniform(0.9, 1.1))
             try:
                 await self.once()
                 wait = PERIOD_SECONDS
             except ClusterError as error:
                 log.warning("resync failed", problem=str(error))
                 wait = RETRY_SECONDS
+
+    async def _asked_or_due(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._asked.wait(), seconds)
+        except TimeoutError:
+            return
+        await asyncio.sleep(GATHERING_SECONDS)
+        self._asked.clear()
 
     def age(self) -> float:
         """Seconds since the last success, or since the start."""

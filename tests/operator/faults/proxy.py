@@ -74,6 +74,8 @@ class Proxy:
         self._plane = plane
         self._faults: dict[str, tuple[Call, Fault]] = {}
         self._homes: dict[str, str] = {}
+        self._watches: set[web.StreamResponse] = set()
+        self._deaf: set[web.StreamResponse] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
@@ -86,6 +88,20 @@ class Proxy:
 
     def writes(self, namespace: str) -> list[Call]:
         return [call for call in self.calls.get(namespace, []) if call.writes]
+
+    def deafen(self) -> None:
+        """Nothing that happens from now on is shown by a watch that there is."""
+        self._deaf = set(self._watches)
+
+    def expire(self) -> None:
+        """Tells deaf watches that they can't go on from where they were."""
+        asyncio.run_coroutine_threadsafe(self._expire(), self._loop).result()
+
+    async def _expire(self) -> None:
+        status = {"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired"}
+        line = json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
+        for stream in self._deaf & self._watches:
+            await stream.write(line)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -170,8 +186,13 @@ class Proxy:
         async with self._send(request, body) as answer:
             stream = web.StreamResponse(status=answer.status, headers=_headers(answer))
             await stream.prepare(request)
-            async for chunk in answer.content.iter_any():
-                await stream.write(chunk)
+            self._watches.add(stream)
+            try:
+                async for chunk in answer.content.iter_any():
+                    if stream not in self._deaf:
+                        await stream.write(chunk)
+            finally:
+                self._watches.discard(stream)
             return stream
 
     def _send(self, request: web.Request, body: bytes) -> aiohttp.client._RequestContextManager:

@@ -185,3 +185,17 @@ def test_edits_while_a_pod_is_made_are_carried_out(api: Api, proxy: Proxy, resta
             return images == ["v:3"] and world.status().get("observedGeneration") == generation
 
         eventually("the last edit", current, PATIENCE_SECONDS)
+
+
+def test_what_an_expired_watch_has_missed_is_made_up_for(api: Api, proxy: Proxy, restarted: Restarted) -> None:
+    """Its successor shows what happens after it; what happened before is read from lists, and not minutes later."""
+    with journey(Journey, api) as travelled:
+        world = travelled.world
+        world.claims()
+        world.create_session()
+        world.wait_pod("tuned-a1-0")
+        eventually("the attempt in the status", lambda: world.status().get("attempt") == 1, PATIENCE_SECONDS)
+        proxy.deafen()
+        world.remove_pod("tuned-a1-0")
+        proxy.expire()
+        eventually("another pod", lambda: world.pod("tuned-a2-0"), PATIENCE_SECONDS)
