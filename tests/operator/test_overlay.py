@@ -102,6 +102,24 @@ def test_avoided_nodes_are_left_out_of_every_alternative() -> None:
     assert (affinity["podAffinity"], affinity["podAntiAffinity"]) == (asked["podAffinity"], asked["podAntiAffinity"])
 
 
+@pytest.mark.parametrize("theirs", [[], [{"key": "zone", "operator": "Exists"}]], ids=["alone", "with the user's"])
+def test_a_name_that_is_no_value_of_a_label_is_avoided_by_name(theirs: list[dict[str, Any]]) -> None:
+    """The API server would refuse the pod; all others are named by their label, as autoscalers need it."""
+    long = "n" * 64
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [long]}]
+    asked = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": theirs}]}}}}
+    pod = built(asked if theirs else {}, avoid=(long, "node-a"), shun=(long,))
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]
+    [term] = affinity[REQUIRED]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [*theirs, other_than("node-a")], "matchFields": fields}
+    [wish] = affinity[PREFERRED]
+    assert wish["preference"] == {"matchFields": fields}
+    seen = {"uid": "u", "creationTimestamp": "2026-05-01T12:00:00Z", **pod["metadata"]}
+    read = pod_of({**pod, "metadata": seen})
+    assert read
+    assert read.avoided_nodes == {long, "node-a"}
+
+
 def test_avoidance_holds_without_terms_of_the_user() -> None:
     """An overlay with another affinity, or with wishes only, leaves ours as it is."""
     ours = built(avoid=("node-a",))["spec"]["affinity"]["nodeAffinity"]

@@ -12,6 +12,7 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session import TrainingSessionSpec
 
 from . import copies, evictions, fetching, overlay, volumes
+from .elsewhere import other_than
 from .observed import Session
 
 LIVE = ("checkpoints", "deadlines", "deletion", "idle", "recovery", "stop", "suspend", "ttl_seconds_after_finished")
@@ -114,10 +115,10 @@ def pod(
         pod_spec["initContainers"] = fetch
     affinity: Body = {}
     if avoid:
-        required = {"nodeSelectorTerms": [{"matchExpressions": [_other_than(avoid)]}]}
+        required = {"nodeSelectorTerms": [other_than(avoid)]}
         affinity[overlay.REQUIRED] = required
     if shun:
-        preferred = [{"weight": 100, "preference": {"matchExpressions": [_other_than(shun)]}}]
+        preferred = [{"weight": 100, "preference": other_than(shun)}]
         affinity[overlay.PREFERRED] = preferred
     if affinity:
         pod_spec["affinity"] = {"nodeAffinity": affinity}
@@ -158,10 +159,6 @@ def disruption_budget(session: Session, attempt: int, uid: str) -> Body:
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
-
-
-def _other_than(hostnames: Sequence[str]) -> Body:
-    return {"key": names.NODE_HOSTNAME_LABEL, "operator": "NotIn", "values": list(hostnames)}
 
 
 def _metadata(session: Session, name: str, attempt: int) -> Body:

@@ -84,17 +84,20 @@ def _affinity(ours: Body, overlay: PodOverlay) -> Body:
         return ours
     affinity = _dump(overlay.affinity)
     theirs, own = affinity.pop("nodeAffinity", {}), ours.get("nodeAffinity", {})
-    terms: list[Body] = own.get(REQUIRED, {}).get("nodeSelectorTerms", [])
-    expressions = [expression for term in terms for expression in term["matchExpressions"]]
-    if REQUIRED in theirs:
-        alternatives = theirs[REQUIRED]["nodeSelectorTerms"]
-        terms = [{"matchExpressions": [*term["matchExpressions"], *expressions]} for term in alternatives]
+    [required] = own.get(REQUIRED, {}).get("nodeSelectorTerms", [{}])
+    alternatives = theirs.get(REQUIRED, {}).get("nodeSelectorTerms", [{}])
+    terms = [term for term in (_both(alternative, required) for alternative in alternatives) if term]
     wishes = [*own.get(PREFERRED, ()), *theirs.get(PREFERRED, ())]
     nodes = {
         **({REQUIRED: {"nodeSelectorTerms": terms}} if terms else {}),
         **({PREFERRED: wishes} if wishes else {}),
     }
     return {**affinity, **({"nodeAffinity": nodes} if nodes else {})}
+
+
+def _both(alternative: Body, required: Body) -> Body:
+    expressions = [*alternative.get("matchExpressions", ()), *required.get("matchExpressions", ())]
+    return {**required, **({"matchExpressions": expressions} if expressions else {})}
 
 
 def _init_container(container: InitContainer) -> Body:

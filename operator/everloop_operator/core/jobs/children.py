@@ -12,6 +12,7 @@ from typing import Any
 from everloop_operator.api import names
 from everloop_operator.api.rl_job import RLJobSpec, SessionTemplate
 from everloop_operator.core import evictions, overlay
+from everloop_operator.core.elsewhere import other_than
 
 from .observed import Job
 from .report import Point
@@ -107,8 +108,7 @@ def pod(job: Job, spec: RLJobSpec, attempt: int, resume: Point, place: Place, sh
         ],
     }
     if shun:
-        expression = {"key": names.NODE_HOSTNAME_LABEL, "operator": "NotIn", "values": list(shun)}
-        preferred = [{"weight": 100, "preference": {"matchExpressions": [expression]}}]
+        preferred = [{"weight": 100, "preference": other_than(shun)}]
         pod_spec["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     metadata = _metadata(job, pod_name(job.name, attempt), attempt)
     metadata["annotations"] = {
