@@ -55,6 +55,7 @@ def _faults(node: Schema, value: Any, path: Path) -> Iterator[tuple[str, Path, A
         if node.get("minLength"):
             yield "too short", path, ""
     if "pattern" in node:
+        yield "a line break", path, f"{value}\nx"
         yield "against the pattern", path, next(text for text in NONSENSE if not re.search(node["pattern"], text))
     if kind == "array":
         yield "too many", path, _distinct(value, node)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from everloop_operator.api import crd, names
 from everloop_operator.api.training_session import TrainingSessionSpec
-from tests.operator.full import GOOD, places, schema
+from tests.operator.full import GOOD, Schema, places, schema
 from tests.operator.full_job import GOOD_JOBS
 from tests.operator.world import SESSIONS, Api, session_body
 
@@ -60,6 +60,22 @@ def test_every_field_is_described_and_bounded(definition: dict[str, Any]) -> Non
         if node.get("type") == "integer":
             assert "minimum" in node, path
         assert node.get("type") != "number", f"{path}: no floats in the API"
+
+
+@pytest.mark.parametrize(
+    ("node", "objects"), [(schema(), GOOD), (schema(crd.rl_job_crd()), GOOD_JOBS)], ids=["tsess", "rlj"]
+)
+def test_no_pattern_lets_a_line_break_through(node: Schema, objects: tuple[dict[str, Any], ...]) -> None:
+    """What is written into addresses, arguments and logs has one line."""
+    patterned = [
+        (name, child["pattern"], value)
+        for body in objects
+        for name, _, child, value in places(node, body)
+        if name.startswith("spec") and "pattern" in child and isinstance(value, str)
+    ]
+    assert len(patterned) > 20
+    assert [name for name, pattern, value in patterned if not re.search(pattern, value)] == []
+    assert [name for name, pattern, value in patterned if re.search(pattern, f"{value}\nx")] == []
 
 
 def test_fields_only_grow() -> None:

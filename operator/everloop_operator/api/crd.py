@@ -94,6 +94,10 @@ JOB_PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
 )
 
 
+LINE = 160
+"""A value that is no longer than this as JSON stands in one line of a file."""
+
+
 class SchemaError(Exception):
     """A model uses something that a structural schema cannot say; the message names the place."""
 
@@ -213,7 +217,11 @@ def _definition(
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The document as YAML with a header; strings are quoted as in JSON, so no YAML writer is needed."""
+    """The document as YAML with a header.
+
+    Strings, and everything that fits into a line, are as in JSON, which is YAML too: so no YAML writer is needed, and
+    more than half of a file is not indentation.
+    """
     header = "# Generated from operator/everloop_operator/api by `python -m everloop_operator.api.crd`. Do not edit.\n"
     return header + "\n".join(_lines(document, 0)) + "\n"
 
@@ -224,17 +232,19 @@ def _lines(value: Any, depth: int) -> list[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             name = key if key.replace("-", "").replace("_", "").isalnum() else json.dumps(key)
-            if isinstance(item, Mapping | list) and item:
+            text = json.dumps(item)
+            if isinstance(item, Mapping | list) and len(text) > LINE:
                 lines += [f"{pad}{name}:", *_lines(item, depth + 1)]
             else:
-                lines.append(f"{pad}{name}: {json.dumps(item)}")
+                lines.append(f"{pad}{name}: {text}")
     else:
         for item in value:
-            if isinstance(item, Mapping) and item:
+            text = json.dumps(item)
+            if isinstance(item, Mapping) and len(text) > LINE:
                 first, *rest = _lines(item, depth + 1)
                 lines += [f"{pad}- {first.lstrip()}", *rest]
             else:
-                lines.append(f"{pad}- {json.dumps(item)}")
+                lines.append(f"{pad}- {text}")
     return lines
 
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from .pod_overlay import Annotations, Environment, OwnLabels, PodAdditions
 from .rl_job_status import Location, RLJobStatus
-from .schema import ApiModel, ContainerResources, SignedDecimal, one_of, rules
+from .schema import CONTROL, ApiModel, ContainerResources, SignedDecimal, one_of, rules
 from .training_session import MAX_NAME_LENGTH, ApplicationBudget, Budget, TrainingSessionSpec
 
 METRIC_PATTERN = r"^[A-Za-z0-9_]([A-Za-z0-9_./-]*[A-Za-z0-9_])?$"
@@ -59,7 +59,7 @@ class JobSession(ApiModel):
 class StartCheckpoint(ApiModel):
     """A checkpoint to start from."""
 
-    uri: Annotated[Location, Field(pattern=r"^tinker://[^/]+/weights/[^/]+$")] = Field(
+    uri: Annotated[Location, Field(pattern=rf"^tinker://[^/{CONTROL}]+/weights/[^/{CONTROL}]+$")] = Field(
         description="Its tinker:// path; it must lie in a TrainingSession of this namespace."
     )
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .schema import ApiModel, OptionalName
+from .schema import CONTROL, ApiModel, OptionalName
 
-S3Uri = Annotated[str, Field(max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*$")]
+S3Uri = Annotated[str, Field(max_length=1024, pattern=rf"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9](/[^/{CONTROL}]+)*$")]
 """`s3://bucket/prefix`."""
 
 

@@ -11,9 +11,11 @@ from pydantic.alias_generators import to_camel
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-RELATIVE_PATH_PATTERN = r"^(([^/.][^/]*|\.[^/.][^/]*)(/([^/.][^/]*|\.[^/.][^/]*))*)?$"
+CONTROL = r"\x00-\x1f\x7f"
+"""Within brackets of a pattern: line breaks and other control characters."""
+RELATIVE_PATH_PATTERN = rf"^(\.?[^/.{CONTROL}][^/{CONTROL}]*(/\.?[^/.{CONTROL}][^/{CONTROL}]*)*)?$"
 """A path below a volume: no leading or doubled slash, no `.` and no `..`."""
-ABSOLUTE_PATH_PATTERN = r"^(/([^/.:][^/:]*|\.[^/.:][^/:]*))+$"
+ABSOLUTE_PATH_PATTERN = rf"^(/\.?[^/.:{CONTROL}][^/:{CONTROL}]*)+$"
 """A directory below the root: no doubled or trailing slash, no `.` and no `..`."""
 
 
