@@ -21,6 +21,7 @@ import httpx
 
 from everloop_operator.api import names
 from everloop_operator.api.tokens import master_key, session_token
+from everloop_operator.core.elsewhere import LONGEST_LABEL_VALUE
 from tests.networks import network
 from tests.operator.control_plane import ADMIN_TOKEN, ControlPlane
 
@@ -305,7 +306,8 @@ class World:
 
     def node(self, suffix: str) -> str:
         name = f"{self.namespace}-{suffix}"
-        self.api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {names.NODE_HOSTNAME_LABEL: name}}})
+        labels = {names.NODE_HOSTNAME_LABEL: name} if len(name) <= LONGEST_LABEL_VALUE else {}
+        self.api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
         self._nodes.append(name)
         self.set_ready(name, "True")
         return name
