@@ -64,7 +64,6 @@ def test_session_runs_and_moves_to_another_node_when_its_node_is_lost(world: Wor
     eventually("events", lambda: told <= {event["reason"] for event in world.events()})
 
 
-
 def test_node_whose_name_is_no_value_of_a_label_is_left_too(world: World) -> None:
     """The API server takes the pod that is to keep away from it."""
     world.claims()
@@ -76,6 +75,7 @@ def test_node_whose_name_is_no_value_of_a_label_is_left_too(world: World) -> Non
     affinity = world.wait_pod("tuned-a2-0")["spec"]["affinity"]["nodeAffinity"]
     [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": [first]}]
+
 
 def test_zombie_that_still_answers_is_replaced_and_later_removed(world: World) -> None:
     """The node's readiness decides, not the pod's answer; without proof of death the object stays for a while."""
