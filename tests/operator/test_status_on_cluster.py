@@ -33,7 +33,7 @@ def namespace(api: Api) -> Api:
 def filled(node: Schema) -> Any:
     """A value in which every field of the schema is set."""
     if "enum" in node:
-        return node["enum"][0]
+        return next(word for word in node["enum"] if word)
     if "properties" in node:
         return {name: filled(child) for name, child in node["properties"].items()}
     match node.get("type"):
