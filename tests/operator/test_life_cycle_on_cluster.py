@@ -109,6 +109,19 @@ def test_deletion_while_the_operator_is_away(world: World, operator: Operator) -
     eventually("the end", lambda: world.api.get(path) is None)
 
 
+def test_deletion_before_anything_could_be_made(world: World) -> None:
+    """Neither a pod that is refused nor a finalizer of ours holds it up."""
+    none, quotas = {"pods": "0"}, world.path("resourcequotas")
+    world.api.create(quotas, {"metadata": {"name": "none"}, "spec": {"hard": none}})
+    world.api.merge(f"{quotas}/none/status", {"status": {"hard": none, "used": none}})  # as its controller would
+    path = f"{world.sessions_path}/tuned"
+    world.create_session(deletion={"waitForCopies": True})
+    eventually("the refusal", lambda: "exceeded quota" in str(world.status()))
+    assert world.session()["metadata"]["finalizers"] == [names.FINALIZER_COPIES]
+    world.api.delete(path)
+    eventually("the end", lambda: world.api.get(path) is None)
+
+
 def test_sessions_with_the_longest_and_oddest_names_run_beside_another(world: World) -> None:
     """All that admission lets through: each has its own pod and token, and an ordinary one is not delayed."""
     world.claims()
