@@ -114,6 +114,11 @@ ROWS = (
                 "ops",
             ),
             Panel(
+                "Waiting operations",
+                "Accepted by a session and without a result yet, those that run among them.",
+                (Query("sum by (namespace) (everloop_waiting_operations)", "{{namespace}}"),),
+            ),
+            Panel(
                 "Replay",
                 "Share of the time in which models were brought back into an engine.",
                 (Query(f"sum by (namespace) (rate(everloop_replay_seconds_total[{INTERVAL}]))", "{{namespace}}"),),

@@ -155,7 +155,11 @@ def test_signals_count_once_they_have_lasted_and_moves_beyond_the_cap_are_held_b
 def test_trainers_are_told_by_pod() -> None:
     """Held seconds from the moment of scheduling, times GPUs; nothing of what no report says."""
     said = report(
-        lastSnapshotTime=text(NOW - timedelta(seconds=40)), storage={"error": "no space"}, replayMismatches=2, work=WORK
+        lastSnapshotTime=text(NOW - timedelta(seconds=40)),
+        storage={"error": "no space"},
+        replayMismatches=2,
+        waitingOperations=5,
+        work=WORK,
     )
     running, ended = pod(scheduled=ago(90), gpus=2), pod(2, phase="Failed", gpus=2)
     told = samples(trainers([(Key("team", "tuned"), running, said), (Key("team", "tuned"), ended, None)], NOW))
@@ -165,6 +169,7 @@ def test_trainers_are_told_by_pod() -> None:
         ("everloop_snapshot_age_seconds", *of): 40,
         ("everloop_storage_failing", *of): 1,
         ("everloop_replay_mismatches_total", *of): 2,
+        ("everloop_waiting_operations", *of): 5,
         ("everloop_operations_total", *of, "optim_step", "succeeded"): 3,
         ("everloop_gpu_useful_seconds_total", *of): 25,
         ("everloop_replay_seconds_total", *of): 0.25,
@@ -175,6 +180,9 @@ def test_no_report_breaks_a_scrape() -> None:
     """A session pod's image is the tenant's: what it says must fit into a number."""
     told = samples(trainers([(Key("team", "tuned"), pod(), report(replayMismatches=10**400))], NOW))
     assert told["everloop_replay_mismatches_total", "team", "tuned", "tuned-a1-0"] == 2**53
+    assert not [name for name in told if name[0] == "everloop_waiting_operations"], "an older trainer does not say"
+    with pytest.raises(ValueError, match="waitingOperations"):
+        report(waitingOperations=10**400)
     with pytest.raises(ValueError, match="count"):
         report(work={"operations": [{"kind": "sample", "outcome": "failed", "count": 10**400}]})
 

@@ -24,6 +24,7 @@ PANELS = {panel.title: panel for row in ROWS for panel in row.panels}
 MOVED: tuple[tuple[str, int, dict[str, str]], ...] = (
     ("Goodput", 0, {}),
     ("Operations", 0, {"kind": "optim_step"}),
+    ("Waiting operations", 0, {}),
     ("Replay", 0, {}),
     ("Interruptions", 0, {"reason": "NodeHealth"}),
     ("Length of recoveries", 0, {}),
@@ -88,7 +89,7 @@ def test_panels_move_when_a_session_leaves_an_ill_node(stack: Stack) -> None:
     world.wait_phase("Running")
     replaced = {"session": "tuned", "pod": "tuned-a2-0"}
     eventually("its work in Prometheus", lambda: stack.values("everloop_operations_total", replaced) == [0], 30)
-    trainer.report = {**trainer.report, "work": work(5, "4", "1")}
+    trainer.report = {**trainer.report, "work": work(5, "4", "1"), "waitingOperations": 3}
     for moved in MOVED:
         eventually(f"{moved} to rise", partial(risen, stack, *moved), 30)
     for panel in PANELS.values():

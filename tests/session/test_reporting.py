@@ -49,6 +49,21 @@ async def test_use_starts_idleness_anew() -> None:
         assert world.service.status().to_json()["idleSeconds"] == 100
 
 
+async def test_what_waits_is_counted() -> None:
+    """From acceptance to result: what runs, what waits behind it, and what waits for a number that never came."""
+    async with running(Disk(), hook=hangs_in_forward_backward) as world:
+        assert world.service.status().waiting_operations == 0
+        await hang(world)
+        client = Client()
+        for seq in (2, 5):
+            await client.send(world.service, fb(A, seq))
+        assert world.service.status().to_json()["waitingOperations"] == 3
+        assert world.engine.gate is not None
+        world.engine.gate.set()
+        await client.ask(world.service, f"{A}:1")
+        assert world.service.status().waiting_operations == 2
+
+
 async def test_a_running_operation_is_use() -> None:
     """However long it takes; its end starts the time anew."""
     async with running(Disk(), hook=hangs_in_forward_backward) as world:

@@ -168,6 +168,8 @@ class TrainerReport(_Part):
     storage: StorageReport = StorageReport()
     replay_mismatches: int = 0
     """Replayed operations whose result differed from the recorded one."""
+    waiting_operations: int | None = Field(default=None, ge=0, le=MOST)
+    """Accepted and without a result; None of an older trainer."""
     recoveries: list[RecoveryReport] = []
     idle_seconds: int = Field(default=0, ge=0)
     """Since the last call of any client and the last operation; 0 while one runs, and from an older trainer."""

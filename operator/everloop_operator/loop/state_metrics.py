@@ -120,6 +120,9 @@ def trainers(reported: Reported, now: datetime) -> Iterator[Metric]:
     mismatches = CounterMetricFamily(
         "everloop_replay_mismatches", "Operations whose result differed when they were computed again.", labels=POD
     )
+    waiting = GaugeMetricFamily(
+        "everloop_waiting_operations", "Operations of a session that were accepted and have no result yet.", labels=POD
+    )
     for key, pod, report in reported:
         labels = [key.namespace, key.name, pod.name]
         if pod.scheduled and not pod.terminal:
@@ -130,7 +133,9 @@ def trainers(reported: Reported, now: datetime) -> Iterator[Metric]:
             age.add_metric(labels, max(0.0, (now - datetime.fromisoformat(report.last_snapshot_time)).total_seconds()))
         full.add_metric(labels, 1 if report.storage.error else 0)
         mismatches.add_metric(labels, min(max(0, report.replay_mismatches), MOST))
-    yield from (held, age, full, mismatches)
+        if report.waiting_operations is not None:
+            waiting.add_metric(labels, report.waiting_operations)
+    yield from (held, age, full, mismatches, waiting)
     yield from work([(key, pod, report) for key, pod, report in reported if report])
 
 

@@ -29,6 +29,7 @@ def report(context: Context, runner: Runner, heard: float) -> SessionStatus:
         last_snapshot_time=runner.snapshots.last_time,
         storage_error="; ".join(filter(None, [trouble(context), context.underway.trouble, *failures, *stopped])),
         replay_mismatches=context.replay_mismatches,
+        waiting_operations=context.history.unfinished(),
         recoveries=tuple(runner.recoveries),
         snapshot_request=runner.requested,
         idle_seconds=_idle_seconds(context, runner, heard),

@@ -123,6 +123,8 @@ class SessionStatus:
     work: Work = field(default_factory=Work)
     copies: CopiesReport | None = None
     """None where there is nowhere to copy anything to."""
+    waiting_operations: int = 0
+    """Accepted and without a result, those that run among them."""
 
     def to_json(self) -> dict[str, Any]:
         """The body of `GET /status`."""
@@ -145,6 +147,7 @@ class SessionStatus:
             "lastSnapshotTime": self.last_snapshot_time,
             "storage": {"error": self.storage_error},
             "replayMismatches": self.replay_mismatches,
+            "waitingOperations": self.waiting_operations,
             "recoveries": [
                 {
                     "id": recovery.id,
