@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from everloop_gateway import wire
 from everloop_gateway.calls import Calls, Incoming
+from everloop_gateway.checkpoints import IDEMPOTENCY_HEADER, Change, Checkpoints
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import HeldResponse, error_answer
 from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
@@ -60,10 +61,13 @@ DEFAULT_PAGE = 20
 class App:
     """Handlers of all routes. Every one but the health probes wants an API key."""
 
-    def __init__(self, cluster: Cluster, calls: Calls, listings: Listings, draining: asyncio.Event) -> None:
+    def __init__(
+        self, cluster: Cluster, calls: Calls, listings: Listings, checkpoints: Checkpoints, draining: asyncio.Event
+    ) -> None:
         self._cluster = cluster
         self._calls = calls
         self._listings = listings
+        self._checkpoints = checkpoints
         self._draining = draining
 
     def routes(self) -> list[Route]:
@@ -98,6 +102,8 @@ class App:
             Route(f"{PREFIX}/training_runs/{{run_id}}", self._of_run(self._listings.run)),
             Route(f"{PREFIX}/training_runs/{{run_id}}/checkpoints", self._of_run(self._listings.run_checkpoints)),
             Route(f"{PREFIX}/checkpoints", self._page(self._listings.checkpoints)),
+            self._change("DELETE", ""),
+            self._change("PUT", "/ttl"),
             *(self._held(f"{PREFIX}/{name}", *how) for name, how in held.items()),
             Route(f"{PREFIX}/{{rest:path}}", self.not_served, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
@@ -147,7 +153,7 @@ class App:
         """A client session is its id: derived, so that any replica gives the same one to a repeat."""
         principal = await self._principal(request)
         await _read_body(request)
-        repeat = request.headers.get("x-idempotency-key") or secrets.token_hex(16)
+        repeat = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
         session_id = tokens.session_id(self._cluster.master(), principal.namespace, principal.key_id, repeat)
         return JSONResponse({"type": "create_session", "session_id": session_id})
 
@@ -205,6 +211,27 @@ class App:
 
         return endpoint
 
+    def _change(self, method: str, below: str) -> Route:
+        async def endpoint(request: Request) -> HeldResponse:
+            principal, parts = await self._principal(request), request.path_params
+            change = Change(
+                method=method,
+                below=below,
+                run_id=parts["run_id"],
+                kind=parts["kind"],
+                name=parts["name"],
+                body=await _read_body(request),
+                repeat=request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16),
+            )
+            return HeldResponse(
+                Kind.QUERY,
+                _refusing(lambda progress: self._checkpoints.change(principal, change, progress)),
+                self._draining,
+            )
+
+        path = f"{PREFIX}/training_runs/{{run_id}}/checkpoints/{{kind}}/{{name}}{below}"
+        return Route(path, endpoint, methods=[method])
+
     def _held(self, path: str, kind: Kind, work: Work, content_type: str) -> Route:
         async def endpoint(request: Request) -> HeldResponse:
             principal = await self._principal(request)
@@ -234,10 +261,12 @@ class App:
             raise HTTPException(403, f"session_id {shorten(session_id)!r} was not created with this API key")
 
 
-def build(cluster: Cluster, calls: Calls, listings: Listings, draining: asyncio.Event) -> Starlette:
+def build(
+    cluster: Cluster, calls: Calls, listings: Listings, checkpoints: Checkpoints, draining: asyncio.Event
+) -> Starlette:
     """The ASGI application."""
     return Starlette(
-        routes=App(cluster, calls, listings, draining).routes(),
+        routes=App(cluster, calls, listings, checkpoints, draining).routes(),
         exception_handlers={HTTPException: _error},
     )
 

@@ -13,7 +13,7 @@ _STREAM = re.compile(r"(?P<session>s-[0-9a-f]{16}-[0-9a-f]{16}):(?P<kind>train|s
 _REQUEST = re.compile(r"(?P<stream>[^/]+):(?P<seq>0|[1-9][0-9]{0,18})")
 # The name's alphabet is that of the session pod; it also makes every path fit for a header.
 _TINKER_PATH = re.compile(
-    r"tinker://(?P<model>[^/]+)/(?P<kind>weights|sampler_weights)/(?P<name>[A-Za-z0-9._-]{1,255})"
+    r"tinker://(?P<model>[^/]+)/(?P<kind>weights|sampler_weights)/(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,254})"
 )
 
 

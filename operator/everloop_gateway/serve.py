@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from everloop_gateway import app, kube, metrics, upstream
 from everloop_gateway.calls import Calls
+from everloop_gateway.checkpoints import Checkpoints
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
@@ -40,7 +41,8 @@ async def serve(settings: Settings) -> None:
         intents = Intents(api, settings.release_namespace, cluster.bindings, pods)
         calls = Calls(cluster, pods, intents)
         listings = Listings(cluster, pods, calls)
-        application = metrics.Counting(app.build(cluster, calls, listings, draining))
+        checkpoints = Checkpoints(pods, calls)
+        application = metrics.Counting(app.build(cluster, calls, listings, checkpoints, draining))
         server = _Server(application, settings.pod_ip, draining)
         async with _metrics_port(cluster, settings), asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(cluster.run()), tasks.create_task(intents.run(cluster.ready))]

@@ -88,6 +88,8 @@ class Pod:
             return await self.retrieve(json.loads(body)["request_id"])
         if method == "get_info":
             return self.info(json.loads(body)["model_id"])
+        if "/checkpoints/" in request.url.path:
+            return await self.change(request, body)
         if request.method == "GET":
             return self.listing(request.url.path.removeprefix("/api/v1/").split("/"))
         if method == "weights_info":
@@ -98,6 +100,15 @@ class Pod:
             self.ledger.write(accepted=request_id, method=method, pod=self.uid, extra=extra)
         ids = {"sample_sequence_ids": [f"{request_id}:0"]} if method == "asample" else {}
         return JSONResponse({"request_id": request_id, **ids})
+
+    async def change(self, request: Request, body: bytes) -> Response:
+        """Of a checkpoint; while nothing gets done, it is not answered either."""
+        path = request.url.path.removeprefix("/api/v1/training_runs/")
+        told = {"method": request.method, "body": body.decode(), "repeat": request.headers.get("x-idempotency-key")}
+        self.ledger.write(changed=path, pod=self.uid, **told)
+        if self.mode == "hold":
+            await asyncio.sleep(30)
+        return JSONResponse({})
 
     def identify(self, method: str, body: bytes, allowed: str | None) -> tuple[str, int, dict[str, Any]]:
         if method == "forward_backward":
@@ -187,7 +198,7 @@ def main() -> None:
     pod = Pod(uid, token, Ledger(Path(ledger)))
     routes = [
         Route("/_mode", pod.set_mode, methods=["POST"]),
-        Route("/api/v1/{rest:path}", pod.call, methods=["GET", "POST"]),
+        Route("/api/v1/{rest:path}", pod.call, methods=["GET", "POST", "PUT", "DELETE"]),
     ]
     uvicorn.run(Starlette(routes=routes), host=ip, port=8080, log_level="warning", lifespan="off")
 

@@ -115,6 +115,19 @@ def listing(limit: str) -> None:
         say("weights", base=info.base_model, rank=info.lora_rank)
 
 
+def housekeeping(base_model: str) -> None:
+    """A checkpoint is saved, told to expire, and removed."""
+    service = tinker.ServiceClient()
+    path = service.create_lora_training_client(base_model, rank=8).result().save_state("saved").result().path
+    rest = service.create_rest_client()
+    say("saved", path=path)
+    rest.set_checkpoint_ttl_from_tinker_path(path, 7200).result()
+    say("expires")
+    sys.stdin.readline()
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    say("removed")
+
+
 def models(base_model: str) -> None:
     """What the server says it serves."""
     found = tinker.ServiceClient().get_server_capabilities().supported_models
@@ -124,7 +137,7 @@ def models(base_model: str) -> None:
 if __name__ == "__main__":
     try:
         scenarios = {"train": train, "sample": sample, "models": models, "resume": resume, "listing": listing}
-        {**scenarios, "outcomes": outcomes}[sys.argv[1]](sys.argv[2])
+        {**scenarios, "outcomes": outcomes, "housekeeping": housekeeping}[sys.argv[1]](sys.argv[2])
     except Exception as error:
         say("error", type=type(error).__name__, message=str(error))
         raise

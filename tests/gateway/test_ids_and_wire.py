@@ -62,6 +62,7 @@ def test_a_sampling_session_is_no_model() -> None:
         f"tinker://{SESSION}:train:0/weights/a b",
         f"tinker://{SESSION}:train:0/weights/a\r\nb: c",
         f"tinker://{SESSION}:train:0/weights/\u00e9",
+        f"tinker://{SESSION}:train:0/weights/..",
     ],
 )
 def test_a_path_has_three_segments_fit_for_a_header(path: str) -> None:

@@ -121,7 +121,7 @@ def test_a_key_lists_its_own_runs_and_checkpoints(
         assert client.get("/checkpoints?limit=1&offset=1").json()["checkpoints"] == []
         assert client.get(f"/training_runs/{models[0]}").status_code == 403
         assert client.get("/training_runs?limit=-1").status_code == 400
-        assert client.delete(f"/training_runs/{models[2]}/checkpoints/weights/saved").status_code == 404
+        assert client.get("/audit").status_code == 404
     with gateway.client(keys[0]) as client:
         page = client.get("/checkpoints?limit=1&offset=1").json()
     assert [one["tinker_path"] for one in page["checkpoints"]] == [paths[0]]

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from everloop_gateway import kube, upstream
 from everloop_gateway.app import App
 from everloop_gateway.calls import Calls
+from everloop_gateway.checkpoints import Checkpoints
 from everloop_gateway.cluster import Cluster as Known
 from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
@@ -78,12 +79,15 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
     message = wire_schema().ForwardBackwardRequest(**operation(other.model), loss_fn="cross_entropy")
     protobuf = {"content": message.SerializeToString(), "headers": {"Content-Type": PROTOBUF}}
     new, sampling = "model_seq_id", "sampling_session_seq_id"
+    one, ttl = "training_runs/{run_id}/checkpoints/{kind}/{name}", {"ttl_seconds": 3600}
     named: dict[str, list[Call]] = {
         "session_heartbeat": [post("session_heartbeat", session_id=other.session)],
         "sessions/{session_id}/finish": [post(f"sessions/{other.session}/finish")],
         "samplers/{sampler_id}": [("GET", f"samplers/{other.sampler}", {})],
         "training_runs/{run_id}": [("GET", f"training_runs/{other.model}", {})],
         "training_runs/{run_id}/checkpoints": [("GET", f"training_runs/{other.model}/checkpoints", {})],
+        one: [("DELETE", f"training_runs/{other.model}/checkpoints/weights/saved", {})],
+        f"{one}/ttl": [("PUT", f"training_runs/{other.model}/checkpoints/weights/saved/ttl", {"json": ttl})],
         "create_model": [post("create_model", session_id=other.session, **number(new), base_model="org/small")],
         "create_sampling_session": [
             post("create_sampling_session", session_id=other.session, base_model="org/small", **number(sampling)),
@@ -159,7 +163,8 @@ async def _routes() -> list[Route]:
         known = Known(api, Settings("127.0.0.1", "release", (), "INFO", metrics=False))
         pods = upstream.Upstream(known.sessions, known.bindings, http, known.master, Waker(known.wake))
         served = Calls(known, pods, Intents(api, "release", known.bindings, pods))
-        return App(known, served, Listings(known, pods, served), asyncio.Event()).routes()
+        listings, checkpoints = Listings(known, pods, served), Checkpoints(pods, served)
+        return App(known, served, listings, checkpoints, asyncio.Event()).routes()
     finally:
         await http.close()
         await api.close()
@@ -275,6 +280,7 @@ def test_no_spelling_of_a_target_leads_to_another_tenant(
         ("GET", "/training_runs/{}/checkpoints", "model"),
         ("GET", "/samplers/{}", "sampler"),
         ("POST", "/sessions/{}/finish", "session"),
+        ("DELETE", "/training_runs/{}/checkpoints/weights/saved", "model"),
     )
     for method, pattern, kind in patterns:
         for spelling in spellings(getattr(mine.names, kind), getattr(theirs.names, kind)):

@@ -143,6 +143,9 @@ NOTICED = {
     "session/service.py SessionService.still_ours: await self._context.journal.check_fence()": (
         SERVER + "test_a_zombie_answers_nothing[runs]"
     ),
+    "session/keeping.py Keeping._settled: await self._context.journal.check_fence()": (
+        "tests/session/test_keeping.py::test_nothing_is_said_by_a_superseded_incarnation"
+    ),
     "server/app.py _Routes._runs: await self._gate.call(service.still_ours())": (
         SERVER + "test_a_zombie_answers_nothing[no checkpoint]"
     ),

@@ -110,6 +110,14 @@ class SdkProgram:
         assert self.events[-1] == {"event": "done"}
 
 
+class CheckpointProgram(SdkProgram):
+    """The same of `sdk_checkpoints.py`."""
+
+    @staticmethod
+    def command() -> list[str]:
+        return [client_python(), str(SCRIPT.with_name("sdk_checkpoints.py"))]
+
+
 class TorchProgram(SdkProgram):
     """The same of `sdk_losses.py`: what needs torch beside the SDK runs in the tests' own environment."""
 

@@ -47,7 +47,7 @@ class Stub:
                 Route("/api/v1/sessions/{id}/finish", self._empty, methods=["POST"]),
                 Route("/api/v1/create_sampling_session", self._create_sampling_session, methods=["POST"]),
                 Route("/api/v1/samplers/{id}", self._sampler),
-                Route("/api/v1/{rest:path}", self._forward, methods=["GET", "POST"]),
+                Route("/api/v1/{rest:path}", self._forward, methods=["GET", "POST", "PUT", "DELETE"]),
             ]
         )
 
@@ -77,7 +77,7 @@ class Stub:
 
     async def _forward(self, request: Request) -> Response:
         path = f"/api/v1/{request.path_params['rest']}"
-        kept = {"content-type", "content-encoding", "accept"}
+        kept = {"content-type", "content-encoding", "accept", "x-idempotency-key"}
         headers = {name: value for name, value in request.headers.items() if name in kept}
         body = await request.body()
         if path.endswith("/asample"):

@@ -17,6 +17,7 @@ from everloop_trainer.adjusted import automatic
 from everloop_trainer.config import Settings
 from everloop_trainer.server import listings, schemas, submissions
 from everloop_trainer.server.bodies import read_json_object, read_protobuf
+from everloop_trainer.server.checkpoints import CheckpointRoutes
 from everloop_trainer.server.gate import Closed, Gate, Guard
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
@@ -57,6 +58,7 @@ def build_app(gate: Gate) -> Starlette:
             Route("/api/v1/training_runs/{run}", pod.training_run),
             Route("/api/v1/training_runs/{run}/checkpoints", pod.run_checkpoints),
             Route("/api/v1/checkpoints", pod.checkpoints),
+            *CheckpointRoutes(gate).routes(),
             *(Route(f"/api/v1/{name}", endpoint, methods=["POST"]) for name, endpoint in submits.items()),
         ],
         middleware=[Middleware(Guard, gate=gate)],

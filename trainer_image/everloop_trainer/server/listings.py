@@ -23,6 +23,7 @@ def checkpoint_body(checkpoint: Checkpoint) -> Body:
         "size_bytes": stored.size,
         "public": False,
         "user_metadata": _texts(checkpoint.user_metadata),
+        "expires_at": checkpoint.expires,
     }
 
 

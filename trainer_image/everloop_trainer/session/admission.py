@@ -9,6 +9,7 @@ from everloop_trainer.session.history import Checkpoint
 from everloop_trainer.session.operations import CreateModel, LoadWeights, SaveWeights, SaveWeightsForSampler
 from everloop_trainer.session.ports import Lora, Room
 from everloop_trainer.session.status import BaseModel
+from everloop_trainer.session.times import refuse_ttl
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -82,4 +83,4 @@ def refuse_save(args: SaveWeights | SaveWeightsForSampler, existing: bool) -> st
         return f"path: {args.name!r} must be one segment of letters, digits, '.', '_' and '-'"
     if existing and not (isinstance(args, SaveWeights) and args.overwrite):
         return f"path: a checkpoint named {args.name!r} already exists"
-    return None
+    return refuse_ttl(args.ttl_seconds)

@@ -15,7 +15,8 @@ from everloop_trainer.session.context import Context
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.history import Model
 from everloop_trainer.session.identifiers import request_id, storage_id, tinker_path
-from everloop_trainer.session.operations import FROZEN, LoadWeights, OptimStep, Sample
+from everloop_trainer.session.keeping import in_use
+from everloop_trainer.session.operations import FROZEN, OptimStep
 from everloop_trainer.session.ports import ALPHA, Engine, Manifest
 from everloop_trainer.session.records import Autosaved, Pruned, Stored
 from everloop_trainer.session.streams import Stream
@@ -89,8 +90,9 @@ class Autosaving:
         context = self._context
         surplus = list(model.automatic.values())[: -context.checkpoints.keep]
         for checkpoint in surplus:
-            used = _in_use(context)  # anew for each: a load may have been accepted during the write for the last one
-            if checkpoint.frozen in used or checkpoint.path in used:
+            used = in_use(context.history)  # anew for each: a load may have been accepted during the last one's write
+            gone = checkpoint.stored.key not in model.automatic  # removed in the meantime
+            if gone or checkpoint.frozen in used or checkpoint.path in used:
                 continue
             record = Pruned(model.info.model_id, checkpoint.stored.key)
             position, durable = context.journal.append(record)
@@ -102,28 +104,17 @@ class Autosaving:
         context, model_id = self._context, model.info.model_id
         stream = context.history.streams[model_id]
         for key, writer, seq in await context.states.keys("weights", model_id):
-            if key in model.automatic or not self._at_boundary(stream, seq, key):
+            kept = f"{FROZEN}{storage_id(model_id)}/{key}" in context.history.frozen
+            if kept or not self._at_boundary(stream, seq):
                 continue
             if key in model.pruned or writer < context.config.incarnation.number:
                 await context.states.delete("weights", model_id, key)
                 model.pruned.discard(key)
 
-    def _at_boundary(self, stream: Stream, seq: int, key: str) -> bool:
+    def _at_boundary(self, stream: Stream, seq: int) -> bool:
         """Whether a checkpoint with this number was written after an optim_step, not by an operation that saves."""
         entry = stream.entries.get(seq)
         if entry is not None:
             return isinstance(entry.args, OptimStep)
         # What that operation was is forgotten; but it has ended, and what an ended one stored is known.
-        return stream.knows(seq) and f"{FROZEN}{storage_id(stream.name)}/{key}" not in self._context.history.frozen
-
-
-def _in_use(context: Context) -> set[str | None]:
-    """Paths and `frozen:` names that accepted operations without a result may still read."""
-    used: set[str | None] = set()
-    for stream in context.history.streams.values():
-        for entry in stream.pending.values():
-            if isinstance(entry.args, LoadWeights):
-                used |= {entry.args.source, entry.args.path}
-            elif isinstance(entry.args, Sample):
-                used.add(entry.args.weights)
-    return used
+        return stream.knows(seq)

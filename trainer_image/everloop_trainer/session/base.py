@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from everloop_trainer.session.history import Checkpoint, History, Model, ModelInfo, SamplerInfo
+from everloop_trainer.session.history import Checkpoint, Handled, History, Model, ModelInfo, SamplerInfo
 from everloop_trainer.session.identifiers import CREATION
 from everloop_trainer.session.numbers import Numbers, Range
 from everloop_trainer.session.operations import arguments_from_json, arguments_to_json
@@ -58,6 +58,7 @@ class SessionFacts:
         listed: paths and the `frozen:` names that they mean.
         samplers: in the order of their creation.
         rolled_back: models that ended with the storage that they were on.
+        handled: calls that changed checkpoints, and of which a repeat may come.
     """
 
     format: int
@@ -67,6 +68,7 @@ class SessionFacts:
     listed: tuple[tuple[str, str], ...]
     samplers: tuple[SamplerInfo, ...]
     rolled_back: tuple[RolledBack, ...] = ()
+    handled: tuple[Handled, ...] = ()
 
 
 @with_config(STRICT)
@@ -195,8 +197,8 @@ def session_facts(history: History, lengths: Mapping[int, int]) -> SessionFacts:
     )
     listed = tuple((path, checkpoint.frozen) for path, checkpoint in history.checkpoints.items())
     frozen, samplers = tuple(history.frozen.values()), tuple(history.samplers.values())
-    lost = tuple(history.rolled_back.values())
-    return SessionFacts(FORMAT, dict(lengths), models, frozen, listed, samplers, lost)
+    lost, handled = tuple(history.rolled_back.values()), tuple(history.handled.values())
+    return SessionFacts(FORMAT, dict(lengths), models, frozen, listed, samplers, lost, handled)
 
 
 def stream_facts(history: History, left: Cut, places: Mapping[Position, int]) -> StreamFacts:
@@ -230,6 +232,7 @@ def restore(base: Base) -> History:
     history.checkpoints = {path: history.frozen[frozen] for path, frozen in facts.listed}
     history.samplers = {sampler.sampling_session_id: sampler for sampler in facts.samplers}
     history.rolled_back = {model.model_id: model for model in facts.rolled_back}
+    history.handled = {(call.path, call.request): call for call in facts.handled}
     for known in facts.models:
         name = known.info.model_id
         automatic = {checkpoint.stored.key: checkpoint for checkpoint in known.automatic}
@@ -273,8 +276,10 @@ _STREAM = TypeAdapter(StreamFacts)
 
 
 def to_json(facts: SessionFacts | StreamFacts) -> bytes:
-    """The facts as JSON text."""
-    return _STREAM.dump_json(facts) if isinstance(facts, StreamFacts) else _SESSION.dump_json(facts)
+    """The facts as JSON text, without what has its default: an older version need not know what is not used."""
+    if isinstance(facts, StreamFacts):
+        return _STREAM.dump_json(facts, exclude_defaults=True)
+    return _SESSION.dump_json(facts, exclude_defaults=True)
 
 
 def session_from_json(text: bytes) -> SessionFacts:

@@ -1,4 +1,4 @@
-"""Which stored states are to have copies elsewhere: all checkpoints with a name, and each model's newest snapshot.
+"""Which stored states are to have copies elsewhere: all checkpoints that are listed, and each model's newest snapshot.
 
 Whoever makes the copies is told the whole set again and again, and works off the difference at its own pace. Nothing
 waits for it.
@@ -25,11 +25,7 @@ def wanted(history: History, newest: Mapping[str, str]) -> list[StateRef]:
         history: all facts.
         newest: by model: key of its newest snapshot that counts.
     """
-    saved = sorted(
-        (checkpoint for checkpoint in history.frozen.values() if checkpoint.name is not None),
-        key=lambda checkpoint: checkpoint.stored.time,
-        reverse=True,
-    )
+    saved = sorted(history.checkpoints.values(), key=lambda checkpoint: checkpoint.stored.time, reverse=True)
     states = [StateRef(each.stored.kind, each.model_id, each.stored.key) for each in saved]
     return states + [StateRef("snapshots", model, newest[model]) for model in history.models if model in newest]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Literal
 
 from everloop_trainer.session.identifiers import (
@@ -29,14 +30,17 @@ from everloop_trainer.session.outcomes import JSON
 from everloop_trainer.session.ports import Lora, Position
 from everloop_trainer.session.records import (
     Accept,
+    Amended,
     Autosaved,
     Deliver,
+    Dropped,
     Fetched,
     Loaded,
     Lost,
     Open,
     Pruned,
     Record,
+    Removed,
     Restored,
     Result,
     Stored,
@@ -44,6 +48,7 @@ from everloop_trainer.session.records import (
 )
 from everloop_trainer.session.rollback import RolledBack
 from everloop_trainer.session.streams import Ended, Entry, Stream
+from everloop_trainer.session.times import after, instant, refuse_ttl
 from everloop_trainer.session.windows import Finished, added_gradients, closes_window, is_failure
 
 
@@ -72,7 +77,10 @@ class SamplerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Weights that a save operation stored. `name` is None for those frozen for a sampling session."""
+    """Weights that a save operation stored. `name` is None for those frozen for a sampling session.
+
+    `expires` is when it is to be removed, RFC 3339; None for never.
+    """
 
     model_id: str
     name: str | None
@@ -80,6 +88,7 @@ class Checkpoint:
     lora: Lora
     stored: Stored
     user_metadata: Metadata = None
+    expires: str | None = None
 
     @property
     def frozen(self) -> str:
@@ -90,6 +99,20 @@ class Checkpoint:
     def path(self) -> str | None:
         """The tinker path, for a named one."""
         return None if self.name is None else tinker_path(self.model_id, self.stored.kind, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A call that changed the checkpoint of a path, by its idempotency key; `removed` tells whether it removed it."""
+
+    path: str
+    request: str
+    time: str
+    removed: bool
+
+
+HANDLED_FOR = timedelta(hours=24)
+"""How long such calls are known, so that a repeat is taken for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +155,9 @@ class History:
         self.checkpoints: dict[str, Checkpoint] = {}
         """By tinker path: the newest of that name."""
         self.frozen: dict[str, Checkpoint] = {}
-        """By `frozen:` name."""
+        """By `frozen:` name: those that are listed, those of sampling sessions, and those that are not dropped yet."""
+        self.handled: dict[tuple[str, str], Handled] = {}
+        """By path and idempotency key, oldest first."""
         self.last_request: dict[str, str] = {}
         """By stream: time of the newest acceptance."""
         self.inflight: dict[str, str] = {}
@@ -166,6 +191,12 @@ class History:
                 self._autosave(record)
             case Pruned():
                 self._prune(record)
+            case Removed():
+                self._remove(record)
+            case Dropped():
+                self._drop(record)
+            case Amended():
+                self._amend(record)
             case Lost():
                 self._lose(record, position, durable)
             case Restored():
@@ -204,6 +235,53 @@ class History:
         del self.frozen[checkpoint.frozen]
         if checkpoint.path is not None and self.checkpoints.get(checkpoint.path) == checkpoint:
             del self.checkpoints[checkpoint.path]
+
+    def _named(self, model_id: str, key: str) -> tuple[Checkpoint, str]:
+        checkpoint = self.frozen.get(f"{FROZEN}{storage_id(model_id)}/{key}")
+        if checkpoint is None or checkpoint.path is None:
+            raise ValueError(f"{key} of {model_id} has a record but was never stored under a name")
+        return checkpoint, checkpoint.path
+
+    def _remove(self, removed: Removed) -> None:
+        """The save that takes its place may come before this in the history, and have been unknown to who wrote it."""
+        checkpoint, path = self._named(removed.stream, removed.key)
+        if self.checkpoints.get(path) == checkpoint:
+            del self.checkpoints[path]
+        model = self.models.get(removed.stream)
+        if model is not None:
+            model.automatic.pop(removed.key, None)
+            if model.latest_checkpoint == checkpoint:
+                left = [each for each in self.checkpoints.values() if each.model_id == removed.stream]
+                model.latest_checkpoint = max(reversed(left), key=lambda each: each.stored.time, default=None)
+        if removed.request:
+            self._handle(Handled(path, removed.request, removed.time, removed=True))
+
+    def _drop(self, dropped: Dropped) -> None:
+        checkpoint, path = self._named(dropped.stream, dropped.key)
+        if self.checkpoints.get(path) == checkpoint:
+            raise ValueError(f"{dropped.key} of {dropped.stream} was dropped but is listed")
+        del self.frozen[checkpoint.frozen]
+
+    def _amend(self, amended: Amended) -> None:
+        checkpoint, path = self._named(amended.stream, amended.key)
+        changed = replace(checkpoint, expires=amended.expires)
+        self.frozen[checkpoint.frozen] = changed
+        if self.checkpoints.get(path) == checkpoint:  # not so if it was replaced, as in `_remove`
+            self.checkpoints[path] = changed
+        model = self.models.get(amended.stream)
+        if model is not None and amended.key in model.automatic:
+            model.automatic[amended.key] = changed
+        if model is not None and model.latest_checkpoint == checkpoint:
+            model.latest_checkpoint = changed
+        self._handle(Handled(path, amended.request, amended.time, removed=False))
+
+    def _handle(self, handled: Handled) -> None:
+        oldest = instant(handled.time) - HANDLED_FOR
+        for known, call in list(self.handled.items()):
+            if instant(call.time) >= oldest:
+                break
+            del self.handled[known]
+        self.handled[handled.path, handled.request] = handled
 
     def _restore(self, model: RolledBack) -> None:
         name = model.model_id
@@ -310,7 +388,11 @@ class History:
         args = entry.args
         if not isinstance(args, SaveWeights | SaveWeightsForSampler):
             raise ValueError(f"{entry.request_id} stored weights but is a {args.KIND}")
-        checkpoint = Checkpoint(entry.stream, args.name, model.step, model.info.lora, stored, args.user_metadata)
+        ttl = args.ttl_seconds
+        # Versions that did not expire anything accepted any number here.
+        expires = None if ttl is None or refuse_ttl(ttl) is not None else after(stored.time, ttl)
+        lora, metadata = model.info.lora, args.user_metadata
+        checkpoint = Checkpoint(entry.stream, args.name, model.step, lora, stored, metadata, expires)
         self._list(model, checkpoint)
         if not isinstance(args, SaveWeightsForSampler):
             return

@@ -164,6 +164,41 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
+class Removed:
+    """A named checkpoint of a model, by its key, is listed no more, and nothing that is accepted from now on finds it.
+
+    `request` is the idempotency key of whoever asked for that; empty if the checkpoint expired. `time` is RFC 3339.
+    """
+
+    stream: str
+    key: str
+    time: str
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A checkpoint that is listed no more is needed by nothing: its file may go."""
+
+    stream: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Amended:
+    """What holds of a named checkpoint from now on: when it expires (RFC 3339, None for never).
+
+    `time` and `request` as in Removed.
+    """
+
+    stream: str
+    key: str
+    time: str
+    request: str
+    expires: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched:
     """Results of a stream were handed out to somebody who asked; `numbers` as ranges."""
 
@@ -178,7 +213,21 @@ class Restored:
     model: RolledBack
 
 
-Record = Open | Accept | Try | Result | Deliver | Lost | Autosaved | Pruned | Fetched | Restored
+Record = (
+    Open
+    | Accept
+    | Try
+    | Result
+    | Deliver
+    | Lost
+    | Autosaved
+    | Pruned
+    | Removed
+    | Dropped
+    | Amended
+    | Fetched
+    | Restored
+)
 
 
 def to_header(record: Record) -> dict[str, Any]:
@@ -223,6 +272,14 @@ def to_header(record: Record) -> dict[str, Any]:
             }
         case Pruned():
             return {"t": "pruned", "s": record.stream, "n": 0, "key": record.key}
+        case Removed():
+            asked = {"time": record.time, "request": record.request}
+            return {"t": "removed", "s": record.stream, "n": 0, "key": record.key, **asked}
+        case Dropped():
+            return {"t": "dropped", "s": record.stream, "n": 0, "key": record.key}
+        case Amended():
+            asked = {"time": record.time, "request": record.request}
+            return {"t": "amended", "s": record.stream, "n": 0, "key": record.key, **asked, "expires": record.expires}
         case Fetched():
             return {"t": "fetched", "s": record.stream, "n": 0, "numbers": [list(each) for each in record.numbers]}
         case Restored():
@@ -266,7 +323,21 @@ _BASE_SEAL = TypeAdapter(BaseSeal)
 class _Header:
     """Every key that a header may hold, by type; `from_header` asks for those that its type needs."""
 
-    t: Literal["open", "accept", "try", "result", "deliver", "lost", "autosaved", "pruned", "fetched", "restored"]
+    t: Literal[
+        "open",
+        "accept",
+        "try",
+        "result",
+        "deliver",
+        "lost",
+        "autosaved",
+        "pruned",
+        "removed",
+        "dropped",
+        "amended",
+        "fetched",
+        "restored",
+    ]
     n: int
     s: str | None = None
     k: str | None = None
@@ -287,6 +358,8 @@ class _Header:
     loaded: Loaded | None = None
     name: str | None = None
     key: str | None = None
+    request: str | None = None
+    expires: str | None = None
     segment: int = 0
     start: int = 0
     base: BaseSeal | None = None
@@ -335,6 +408,15 @@ def from_header(header: bytes) -> Record:
         case "pruned":
             stream, key = found.need("s", "key")
             return Pruned(stream, key)
+        case "removed":
+            stream, key, time, request = found.need("s", "key", "time", "request")
+            return Removed(stream, key, time, request)
+        case "dropped":
+            stream, key = found.need("s", "key")
+            return Dropped(stream, key)
+        case "amended":
+            stream, key, time, request = found.need("s", "key", "time", "request")
+            return Amended(stream, key, time, request, found.expires)
         case "fetched":
             stream, numbers = found.need("s", "numbers")
             return Fetched(stream, numbers)

@@ -17,6 +17,7 @@ from everloop_trainer.session.errors import Fenced, JournalDamaged, Replaced, St
 from everloop_trainer.session.gaps import MINUTES, Gaps, explanation
 from everloop_trainer.session.history import Checkpoint, History, Kept, ModelInfo, SamplerInfo
 from everloop_trainer.session.identifiers import request_id, split_request_id
+from everloop_trainer.session.keeping import Keeping
 from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
 from everloop_trainer.session.ports import Copies, EngineSource, Journal, Position, States
@@ -98,6 +99,7 @@ class SessionService:
         self._delivering: dict[str, asyncio.Future[None]] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._compacting = Compacting(self._context, compactor, lambda: self._runner.engine is not None)
+        self._keeping = Keeping(self._context)
         self._copies = copies
         self._copying = None if copies is None else Copying(self._context, copies, self._runner.snapshots.newest)
         self._copy_until: float | None = None
@@ -291,6 +293,12 @@ class SessionService:
         """A sampling session that a save_weights_for_sampler of this session made."""
         return self._context.history.samplers.get(sampling_session_id)
 
+    @property
+    def keeping(self) -> Keeping:
+        """For a client that removes a checkpoint, or says when it expires."""
+        self._heard = self._context.config.monotonic()
+        return self._keeping
+
     def runs(self) -> list[Run]:
         """Every model whose creation has succeeded, those that were rolled back too."""
         self._heard = self._context.config.monotonic()
@@ -333,20 +341,20 @@ class SessionService:
         self._main = asyncio.create_task(self._runner.run(), name="runner")
         watch = asyncio.create_task(self._watch(), name="fence and gaps")
         compacting = asyncio.create_task(self._compacting.run(), name="compaction")
+        keeping = asyncio.create_task(self._keeping.run(), name="checkpoints")
         copying = asyncio.create_task(self._copy(), name="copies")
-        tasks: set[asyncio.Future[None]] = {self._main, watch, compacting, copying, self._context.ended}
+        beside = (watch, compacting, keeping, copying)
+        tasks: set[asyncio.Future[None]] = {self._main, *beside, self._context.ended}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._main.done() and (self._main.cancelled() or self._main.exception() is None):
                 await self._copy_last(tasks - {self._main})
         finally:
-            self._main.cancel()
-            watch.cancel()
-            compacting.cancel()
-            copying.cancel()
-            await asyncio.gather(self._main, watch, compacting, copying, return_exceptions=True)
+            for task in (self._main, *beside):
+                task.cancel()
+            await asyncio.gather(self._main, *beside, return_exceptions=True)
             await self._runner.snapshots.abandon()
-        for task in (self._main, watch, compacting, copying):
+        for task in (self._main, *beside):
             failure = None if task.cancelled() else task.exception()
             if isinstance(failure, Fenced | StorageFailed):
                 self._context.end(failure)

@@ -1,0 +1,88 @@
+"""A user's program that keeps house: what the SDK lets it do to its checkpoints. As `sdk_loop.py`, and run like it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import tinker
+
+BASE_MODEL = "everloop/tiny-llama"
+
+
+def say(**fields: Any) -> None:
+    """Prints what was done."""
+    print(json.dumps(fields), flush=True)
+
+
+def listed(rest: Any, run: str) -> dict[str, str | None]:
+    """When each checkpoint expires, by its id."""
+    found = rest.list_checkpoints(run).result().checkpoints
+    return {one.checkpoint_id: one.expires_at and one.expires_at.isoformat() for one in found}
+
+
+def rolling(rounds: int) -> None:
+    """Saves a checkpoint in each round and removes the one before, as recipes do."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1).result()
+    rest = service.create_rest_client()
+    say(event="created", model_id=client.model_id)
+    before = None
+    for number in range(rounds):
+        path = client.save_state(f"r{number}").result().path
+        if before is not None:
+            rest.delete_checkpoint_from_tinker_path(before).result()
+        before = path
+        say(event="round", number=number)
+    say(event="listed", **listed(rest, client.model_id))
+    service.close("success").result()
+    say(event="done")
+
+
+def lifetimes() -> None:
+    """Saves that expire, and one that replaces another; then what is told of them, before and after changes."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1).result()
+    rest = service.create_rest_client()
+    say(event="created", model_id=client.model_id)
+    brief = client.save_state("brief", ttl_seconds=3600).result().path
+    thin = client.save_weights_for_sampler("thin", ttl_seconds=7200).result().path
+    ever = client.save_state("ever").result().path
+    client.save_state("ever", overwrite=True).result()
+    say(event="listed", **listed(rest, client.model_id))
+    rest.set_checkpoint_ttl_from_tinker_path(brief, None).result()
+    rest.set_checkpoint_ttl_from_tinker_path(ever, 86400).result()
+    rest.delete_checkpoint_from_tinker_path(thin).result()
+    say(event="listed", **listed(rest, client.model_id))
+    calls: dict[str, Callable[[], Any]] = {
+        "short": lambda: rest.set_checkpoint_ttl_from_tinker_path(brief, 60).result(),
+        "missing": lambda: rest.delete_checkpoint_from_tinker_path(brief.replace("brief", "none")).result(),
+        "missing ttl": lambda: rest.set_checkpoint_ttl_from_tinker_path(thin, 3600).result(),
+        "save": lambda: client.save_state("other", ttl_seconds=60).result(),
+        "load": lambda: service.create_training_client_from_state(thin).result(),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except tinker.TinkerError as error:
+            say(event="refused", name=name, type=type(error).__name__, message=str(error))
+    service.close("success").result()
+    say(event="done")
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[2])
+    scenarios: dict[str, Callable[..., None]] = {"rolling": rolling, "lifetimes": lifetimes}
+    code = 1
+    try:
+        scenarios[sys.argv[1]](**arguments)
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135).
+        os._exit(code)

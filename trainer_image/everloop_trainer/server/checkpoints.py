@@ -1,0 +1,82 @@
+"""What a client does to its checkpoints: remove them, and say when they expire.
+
+None of these calls has a number; what makes a repeat one is its idempotency key, which the SDK keeps through its own
+retries and the gateway through its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from everloop_trainer.server.bodies import read_json_object
+from everloop_trainer.server.gate import Gate
+from everloop_trainer.session.identifiers import tinker_path
+from everloop_trainer.session.keeping import InUse, NoCheckpoint
+from everloop_trainer.session.times import refuse_ttl
+
+IDEMPOTENCY_HEADER = "x-idempotency-key"
+LONGEST_KEY = 200
+"""Characters of an idempotency key."""
+
+
+class CheckpointRoutes:
+    """The calls that change a stored checkpoint. An answer without content has an empty object as its body."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        one = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
+        return [
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/ttl", self.expire, methods=["PUT"]),
+        ]
+
+    async def delete(self, request: Request) -> Response:
+        """Remove it for good."""
+        try:
+            await self._gate.call(self._gate.service.keeping.remove(_path(request), _key(request)))
+        except NoCheckpoint as missing:
+            raise _unknown(missing) from None
+        except InUse as wanted:
+            detail = f"checkpoint: an accepted load_weights is about to read {str(wanted)!r}"
+            raise HTTPException(503, detail, {"Retry-After": "1"}) from None
+        return JSONResponse({})
+
+    async def expire(self, request: Request) -> Response:
+        """Set, move or take away its end."""
+        body = await read_json_object(request)
+        seconds = body.get("ttl_seconds", "")
+        if seconds is not None and (not isinstance(seconds, int) or isinstance(seconds, bool)):
+            raise HTTPException(400, "ttl_seconds: an integer, or null to keep it for ever, is required")
+        error = refuse_ttl(seconds)
+        if error is not None:
+            raise HTTPException(400, error)
+        try:
+            keeping = self._gate.service.keeping
+            await self._gate.call(keeping.expire_after(_path(request), seconds, _key(request)))
+        except NoCheckpoint as missing:
+            raise _unknown(missing) from None
+        return JSONResponse({})
+
+
+def _path(request: Request) -> str:
+    parts = request.path_params
+    return tinker_path(parts["run"], parts["kind"], parts["name"])
+
+
+def _key(request: Request) -> str:
+    key = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
+    if len(key) > LONGEST_KEY:
+        raise HTTPException(400, f"{IDEMPOTENCY_HEADER}: at most {LONGEST_KEY} characters")
+    return key
+
+
+def _unknown(missing: NoCheckpoint) -> HTTPException:
+    return HTTPException(404, f"checkpoint: there is no {str(missing)[:400]!r}")

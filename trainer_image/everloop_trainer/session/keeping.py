@@ -1,0 +1,184 @@
+"""How long checkpoints are kept: what users remove, what expires, and what a newer one of the same name has replaced.
+
+A checkpoint goes in three steps. `Removed` takes it off the list: from then on nothing finds it. Once nothing that was
+accepted before still reads it, `Dropped` says so, and then its file is deleted. Whatever dies in between, the next
+incarnation goes on from the records. Expiry is a record too: a replay reads no clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from everloop_trainer.session.context import Context
+from everloop_trainer.session.history import Checkpoint, History
+from everloop_trainer.session.identifiers import storage_id
+from everloop_trainer.session.operations import FROZEN, LoadWeights, Sample
+from everloop_trainer.session.ports import StateKind
+from everloop_trainer.session.records import Amended, Dropped, Removed
+from everloop_trainer.session.times import after, instant
+
+CHECKPOINTS: tuple[StateKind, ...] = ("weights", "sampler_weights")
+log = structlog.get_logger(__name__)
+
+
+class NoCheckpoint(Exception):
+    """There is no checkpoint of that path."""
+
+
+class InUse(Exception):
+    """An operation that was accepted before has to read the checkpoint first; to be asked again."""
+
+
+def in_use(history: History) -> set[str | None]:
+    """Paths and `frozen:` names that accepted operations without a result may still read. Pure."""
+    used: set[str | None] = set()
+    for stream in history.streams.values():
+        for entry in stream.pending.values():
+            if isinstance(entry.args, LoadWeights):
+                used |= {entry.args.source, entry.args.path}
+            elif isinstance(entry.args, Sample):
+                used.add(entry.args.weights)
+    return used
+
+
+def awaited(history: History) -> set[str]:
+    """Paths that accepted loads will look for when it is their turn: a model's of its own checkpoints. Pure."""
+    return {
+        entry.args.path
+        for stream in history.streams.values()
+        for entry in stream.pending.values()
+        if isinstance(entry.args, LoadWeights) and entry.args.source is None
+    }
+
+
+def expired(history: History, now: str) -> list[Checkpoint]:
+    """The listed checkpoints whose time is over. Pure."""
+    at = instant(now)
+    listed = history.checkpoints.values()
+    return [each for each in listed if each.expires is not None and instant(each.expires) <= at]
+
+
+def unneeded(history: History) -> list[Checkpoint]:
+    """The named checkpoints that are listed no more and that nothing reads. Pure.
+
+    An automatic one whose name was taken over is pruned with its kind; what samplers follow stays.
+    """
+    off = [
+        each
+        for each in history.frozen.values()
+        if each.path is not None and history.checkpoints.get(each.path) is not each and not _is_automatic(history, each)
+    ]
+    if not off:
+        return []
+    used = in_use(history) | set(history.inflight.values())
+    return [each for each in off if each.frozen not in used]
+
+
+def _is_automatic(history: History, checkpoint: Checkpoint) -> bool:
+    model = history.models.get(checkpoint.model_id)
+    return model is not None and checkpoint.stored.key in model.automatic
+
+
+class Keeping:
+    """Removes checkpoints, by request or in time.
+
+    Each call of a client carries its idempotency key: for 24 hours a repeat is taken for one, and changes nothing.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._last: asyncio.Future[None] | None = None
+
+    async def remove(self, path: str, request: str) -> None:
+        """Take a checkpoint off the list; ends once that is durable.
+
+        Who asks for a removal again, under another key, is told that it is done: an answer may have been lost.
+
+        Raises:
+            NoCheckpoint: there is none, and none was removed lately.
+            InUse: a load of the same model may still find it by its path.
+        """
+        history = self._context.history
+        repeated = (path, request) in history.handled
+        checkpoint = None if repeated else history.checkpoints.get(path)
+        gone = any(call.path == path and call.removed for call in history.handled.values())
+        if checkpoint is not None:
+            if path in awaited(history):
+                raise InUse(path)
+            self._remove(checkpoint, request)
+        await self._settled()
+        if checkpoint is None and not repeated and not gone:
+            raise NoCheckpoint(path)
+
+    async def expire_after(self, path: str, seconds: int | None, request: str) -> None:
+        """Have a checkpoint removed so many seconds from now, or, with None, never; ends once that is durable.
+
+        Raises NoCheckpoint.
+        """
+        history, now = self._context.history, self._context.config.now()
+        repeated = (path, request) in history.handled
+        checkpoint = None if repeated else history.checkpoints.get(path)
+        if checkpoint is not None:
+            expires = None if seconds is None else after(now, seconds)
+            self._append(Amended(checkpoint.model_id, checkpoint.stored.key, now, request, expires))
+        await self._settled()
+        if checkpoint is None and not repeated:
+            raise NoCheckpoint(path)
+
+    async def run(self) -> None:
+        """Remove what expires and delete what nothing needs, until cancelled. Raises Fenced or StorageFailed."""
+        await self._sweep()
+        while True:
+            if not self._context.journal.trouble:
+                await self._expire()
+                await self._delete_unneeded()
+            await asyncio.sleep(self._context.config.fence_interval)
+
+    def _remove(self, checkpoint: Checkpoint, request: str) -> None:
+        log.info("checkpoint removed", path=checkpoint.path, expired=not request)
+        self._append(Removed(checkpoint.model_id, checkpoint.stored.key, self._context.config.now(), request))
+
+    def _append(self, record: Removed | Amended | Dropped) -> None:
+        """What is accepted from now on finds things so: it is journaled behind this record."""
+        position, self._last = self._context.journal.append(record)
+        self._context.history.apply(record, position)
+
+    async def _settled(self) -> None:
+        """Return when all that was appended is durable: also what this call only repeats. Raises as the journal."""
+        if self._last is not None:
+            await asyncio.shield(self._last)
+        await self._context.journal.check_fence()
+
+    async def _expire(self) -> None:
+        history = self._context.history
+        due = expired(history, self._context.config.now())
+        if not due:
+            return
+        paths = awaited(history)
+        for checkpoint in due:
+            if checkpoint.path not in paths:
+                self._remove(checkpoint, "")
+        await self._settled()
+
+    async def _delete_unneeded(self) -> None:
+        for checkpoint in unneeded(self._context.history):
+            self._append(Dropped(checkpoint.model_id, checkpoint.stored.key))
+            await self._settled()
+            await self._delete(checkpoint.stored.kind, checkpoint.model_id, checkpoint.stored.key)
+
+    async def _delete(self, kind: StateKind, model_id: str, key: str) -> None:
+        with self._context.underway.of(f"the deletion of a checkpoint of {model_id}"):
+            await self._context.states.delete(kind, model_id, key)
+
+    async def _sweep(self) -> None:
+        """Delete files that earlier incarnations had dropped, or had written and never got to journal."""
+        history, number = self._context.history, self._context.config.incarnation.number
+        for model_id in list(history.models):
+            stream = history.streams[model_id]
+            for kind in CHECKPOINTS:
+                for key, writer, seq in await self._context.states.keys(kind, model_id):
+                    kept = f"{FROZEN}{storage_id(model_id)}/{key}" in history.frozen
+                    if writer < number and not kept and stream.knows(seq) and seq not in stream.pending:
+                        await self._delete(kind, model_id, key)
