@@ -21,7 +21,7 @@ from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
 from everloop_gateway.ids import shorten
 from everloop_gateway.keys import Principal, Unauthorized
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
-from everloop_gateway.listings import LONGEST_PAGE, Listings, page_number
+from everloop_gateway.listings import Listings, Page, accessible, page
 from everloop_gateway.refusal import Refusal
 from everloop_gateway.unseen_keys import TooManyQuestions
 from everloop_gateway.upstream import Answer, Progress
@@ -52,10 +52,8 @@ DYNAMIC_CONFIG = {"refresh_interval_sec": 300, "sample_cancel_enabled": False}
 
 Work = Callable[[Incoming, Progress], Awaitable[Answer]]
 Endpoint = Callable[[Request], Awaitable[HeldResponse]]
-Listing = Callable[[Principal, int, int, Progress], Awaitable[Answer]]
+Listing = Callable[[Page, Progress], Awaitable[Answer]]
 Question = Callable[[Principal, str, Progress], Awaitable[Answer]]
-DEFAULT_PAGE = 20
-"""Items of a listing that does not say how many it wants, as the SDK has it."""
 
 
 class App:
@@ -99,12 +97,15 @@ class App:
             Route(f"{PREFIX}/sessions/{{session_id}}/finish", self.finish, methods=["POST"]),
             Route(f"{PREFIX}/samplers/{{sampler_id}}", self.sampler),
             Route(f"{PREFIX}/training_runs", self._page(self._listings.runs)),
-            Route(f"{PREFIX}/training_runs/{{run_id}}", self._of_run(self._listings.run)),
+            Route(f"{PREFIX}/training_runs/{{run_id}}", self.training_run),
             Route(f"{PREFIX}/training_runs/{{run_id}}/checkpoints", self._of_run(self._listings.run_checkpoints)),
             Route(f"{PREFIX}/checkpoints", self._page(self._listings.checkpoints)),
             self._change("DELETE", ""),
             self._change("PUT", "/ttl"),
+            self._change("POST", "/publish"),
+            self._change("DELETE", "/publish"),
             *(self._held(f"{PREFIX}/{name}", *how) for name, how in held.items()),
+            Route(f"{PREFIX}/copy_weights", self.copy_weights, methods=["POST"]),
             Route(f"{PREFIX}/{{rest:path}}", self.not_served, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
 
@@ -184,6 +185,22 @@ class App:
             self._draining,
         )
 
+    async def training_run(self, request: Request) -> HeldResponse:
+        """One model, of the key's own or of those that others let it read."""
+        principal, run_id = await self._principal(request), request.path_params["run_id"]
+
+        async def work(progress: Progress) -> Answer:
+            return await self._listings.run(principal, run_id, accessible(request.query_params), progress)
+
+        return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
+
+    async def copy_weights(self, request: Request) -> Response:
+        """There are no projects to copy into."""
+        await self._principal(request)
+        await _read_body(request)
+        way = "create_training_client_from_state(path) and save_state make a checkpoint of your own"
+        raise HTTPException(400, f"destination_project_id: there are no projects here; {way}")
+
     async def not_served(self, request: Request) -> Response:
         """Parts of the wire that are not there."""
         await self._principal(request)
@@ -194,9 +211,7 @@ class App:
             principal = await self._principal(request)
 
             async def work(progress: Progress) -> Answer:
-                limit = page_number(request.query_params.get("limit"), "limit", DEFAULT_PAGE, LONGEST_PAGE)
-                offset = page_number(request.query_params.get("offset"), "offset", 0, 10**9)
-                return await listing(principal, limit, offset, progress)
+                return await listing(page(principal, request.query_params), progress)
 
             return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
 

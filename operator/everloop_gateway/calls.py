@@ -13,11 +13,12 @@ from everloop_gateway.catalogue import canonical_name
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.creation import Creation
 from everloop_gateway.held import error_answer, json_answer
-from everloop_gateway.holders import Holders
+from everloop_gateway.holders import Holders, may_have_runs
 from everloop_gateway.holding import Kind
 from everloop_gateway.ids import MalformedId, Stream, parse_request_id, parse_stream, parse_tinker_path, shorten
 from everloop_gateway.intents import Intent, Intents
 from everloop_gateway.keys import Principal
+from everloop_gateway.published import published
 from everloop_gateway.refusal import Refusal
 from everloop_gateway.routing import Binding, Gone, Stopped, housed
 from everloop_gateway.stopped import GONE, stopped_answer
@@ -238,17 +239,40 @@ class Calls:
         return await self._existing(principal, stream, field, progress)
 
     async def _may_read(self, principal: Principal, path: str, progress: Progress) -> bool:
-        """Whether a checkpoint is the key's own, or the one that its Secret names, or, for a person's key, a job's."""
+        """Whether a checkpoint is the key's own, the one that its Secret names, a published one, or a job's.
+
+        The last for a person's key only.
+        """
         try:
             stream = parse_tinker_path(path, "path")
         except MalformedId:
             return False
         if path == principal.checkpoint or self._cluster.owns(principal, stream.session_id):
             return True
-        if principal.job:
-            return False
         binding = await self._find(principal, stream, progress)
-        return binding is not None and self._cluster.made_by_job(principal.namespace, stream.session_id, binding.job)
+        if binding is None:
+            return False
+        if not principal.job and self._cluster.made_by_job(principal.namespace, stream.session_id, binding.job):
+            return True
+        return path in await self._published(binding, progress)
+
+    async def readable_model(self, principal: Principal, run_id: str, progress: Progress) -> Binding:
+        """Where a model is of which the key may read a checkpoint that another has published. Raises Refusal."""
+        try:
+            stream = parse_stream(run_id, "training_run_id", "train")
+        except MalformedId as error:
+            raise Refusal(404, str(error)) from None
+        binding = await self._find(principal, stream, progress)
+        if binding is None or not await self._published(binding, progress):
+            raise _foreign(stream.session_id, "training_run_id")
+        return binding
+
+    async def _published(self, model: Binding, progress: Progress) -> set[str]:
+        """Paths of the public checkpoints of a model; none while it has no pod and is to get none."""
+        view = self._cluster.sessions.get((model.namespace, model.session))
+        if view is None or not may_have_runs(view):
+            return set()
+        return await published(self._upstream, model, progress)
 
     async def _bound(self, principal: Principal, stream: Stream, field: str, progress: Progress) -> Binding:
         self._check_owner(principal, stream.session_id, field)

@@ -127,8 +127,10 @@ class Pod:
         return value["model_id"], value["seq_id"], {"sampler": value.get("sampling_session_seq_id")}
 
     def listing(self, path: list[str]) -> Response:
-        runs, checkpoints = [], []
+        runs, checkpoints, public = [], list[dict[str, Any]](), dict[str, bool]()
         for record in self.ledger.read():
+            if record.get("changed", "").endswith("/publish"):
+                public[record["changed"].removesuffix("/publish")] = record["method"] == "POST"
             model = record.get("accepted", "").rpartition(":")[0]
             time = datetime.datetime.fromtimestamp(record["time"], datetime.UTC).isoformat()
             if record.get("method") == "create_model":
@@ -137,6 +139,9 @@ class Pod:
             elif record.get("method") == "save_weights":
                 saved = {"checkpoint_id": "weights/saved", "checkpoint_type": "training", "time": time}
                 checkpoints.append({**saved, "tinker_path": f"tinker://{model}/weights/saved"})
+        for one in checkpoints:
+            place = str(one["tinker_path"]).removeprefix("tinker://").replace("/", "/checkpoints/", 1)
+            one["public"] = public.get(place, False)
         match path:
             case ["training_runs"]:
                 return JSONResponse({"training_runs": runs})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import httpx
+
 from tests.gateway.world import Cluster, GatewayProcess, Processes, SdkProcess, Tenant, wait_for
 
 Start = Callable[..., SdkProcess]
@@ -59,6 +61,52 @@ def test_paths_that_are_no_checkpoints_lead_nowhere(
             answer = client.delete(f"/training_runs/{session_id}:train:0/checkpoints/{tail}")
             assert answer.status_code == 404, (tail, answer.text)
     assert changes(tenant) == []
+
+
+def test_what_is_published_is_open_to_the_keys_of_the_namespace(
+    cluster: Cluster, gateway: GatewayProcess, processes: Processes, address: Address
+) -> None:
+    """Sampling, loading, asking what it is and finding its run; not before, not afterwards, and nothing else of it."""
+    tenant, stranger = cluster.tenant(), cluster.tenant()
+    for each in (tenant, stranger):
+        each.serve(each.start_pod(processes, address()))
+    keys = [cluster.key(tenant.namespace), cluster.key(tenant.namespace), cluster.key(stranger.namespace)]
+    with gateway.session(keys[0]) as (owner, session_id):
+        run = f"{session_id}:train:0"
+        owner.post("/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"})
+        saved = owner.post("/save_weights", json={"model_id": run, "seq_id": 1, "path": "saved"}).json()
+        path = owner.post("/retrieve_future", json=saved).json()["path"]
+        publication = f"/training_runs/{run}/checkpoints/weights/saved/publish"
+        with gateway.session(keys[1]) as reader, gateway.session(keys[2]) as outsider:
+            assert statuses(*reader, path, 0) == statuses(*outsider, path, 0) == {403}
+            assert reader[0].post(publication).status_code == 403
+            assert owner.post(publication).status_code == 200
+            assert statuses(*reader, path, 1) == {200}
+            assert statuses(*reader, path.replace("saved", "other"), 2) == {403}
+            assert statuses(*outsider, path, 2) == {403}
+            shown = reader[0].get("/training_runs?access_scope=accessible").json()["training_runs"]
+            (foreign,) = (each for each in shown if each["training_run_id"] == run)
+            assert (foreign["model_owner"], foreign["user_metadata"]) == ("", None)
+            assert reader[0].get(f"/training_runs/{run}?access_scope=accessible").json() == foreign
+            assert run not in reader[0].get("/training_runs").text
+            assert reader[0].get(f"/training_runs/{run}").status_code == 403
+            assert reader[0].get("/training_runs?access_scope=all").status_code == 400
+            assert run not in outsider[0].get("/training_runs?access_scope=accessible").text
+            assert reader[0].delete(publication).status_code == 403
+            assert owner.delete(publication).status_code == 200
+            assert statuses(*reader, path, 3) == {403}
+            assert run not in reader[0].get("/training_runs?access_scope=accessible").text
+
+
+def statuses(client: httpx.Client, session_id: str, path: str, number: int) -> set[int]:
+    """How the calls that read a checkpoint are answered."""
+    sampling = {"session_id": session_id, "sampling_session_seq_id": number, "model_path": path}
+    loading = {"session_id": session_id, "model_seq_id": number, "path": path, "optimizer": False}
+    return {
+        client.post("/create_sampling_session", json=sampling).status_code,
+        client.post("/load_weights", json=loading).status_code,
+        client.post("/weights_info", json={"tinker_path": path}).status_code,
+    }
 
 
 def changes(tenant: Tenant) -> list[dict[str, str]]:

@@ -33,7 +33,7 @@ NAMELESS = {
     *("/healthz", "/readyz", f"{PREFIX}/healthz"),
     *(f"{PREFIX}/{name}" for name in ("client/config", "client/dynamic_config", "telemetry", "create_session")),
     *(f"{PREFIX}/{name}" for name in ("get_server_capabilities", "training_runs", "checkpoints")),
-    PREFIX + "/{rest:path}",
+    *(f"{PREFIX}/{name}" for name in ("copy_weights", "{rest:path}")),
 }
 """Routes whose calls name nothing that belongs to anybody."""
 Call = tuple[str, str, dict[str, Any]]
@@ -84,9 +84,16 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
         "session_heartbeat": [post("session_heartbeat", session_id=other.session)],
         "sessions/{session_id}/finish": [post(f"sessions/{other.session}/finish")],
         "samplers/{sampler_id}": [("GET", f"samplers/{other.sampler}", {})],
-        "training_runs/{run_id}": [("GET", f"training_runs/{other.model}", {})],
+        "training_runs/{run_id}": [
+            ("GET", f"training_runs/{other.model}", {}),
+            ("GET", f"training_runs/{other.model}?access_scope=accessible", {}),
+        ],
         "training_runs/{run_id}/checkpoints": [("GET", f"training_runs/{other.model}/checkpoints", {})],
         one: [("DELETE", f"training_runs/{other.model}/checkpoints/weights/saved", {})],
+        f"{one}/publish": [
+            ("POST", f"training_runs/{other.model}/checkpoints/weights/saved/publish", {}),
+            ("DELETE", f"training_runs/{other.model}/checkpoints/weights/saved/publish", {}),
+        ],
         f"{one}/ttl": [("PUT", f"training_runs/{other.model}/checkpoints/weights/saved/ttl", {"json": ttl})],
         "create_model": [post("create_model", session_id=other.session, **number(new), base_model="org/small")],
         "create_sampling_session": [

@@ -35,6 +35,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "all checkpoints": ("GET", "checkpoints", None),
     "a removal": ("DELETE", f"training_runs/{A}/checkpoints/weights/first", None),
     "no removal": ("DELETE", f"training_runs/{A}/checkpoints/weights/none", None),
+    "a publication": ("POST", f"training_runs/{A}/checkpoints/weights/first/publish", None),
     "an expiry": ("PUT", f"training_runs/{A}/checkpoints/weights/first/ttl", {"ttl_seconds": 3600}),
 }
 

@@ -199,6 +199,33 @@ async def test_one_that_expires_goes_at_its_time() -> None:
         await until(lambda: stored(world) == keys(world))
 
 
+async def test_what_is_published_is_told_until_it_is_not() -> None:
+    """Beside its time, also after a restart; a repeat changes nothing; what takes its place is its owner's alone."""
+    disk, client = Disk(), Client()
+
+    def public(world: Running) -> list[str]:
+        return [str(one.path) for run in world.service.runs() for one in run.checkpoints if one.public]
+
+    async with running(disk) as world:
+        await client.play(world.service, SAVED)
+        await world.service.keeping.expire_after(HALF, HOUR, "r1")
+        await world.service.keeping.publish(HALF, True, "r2")
+        await world.service.keeping.publish(THIN, True, "r3")
+        await world.service.keeping.publish(THIN, False, "r4")
+        await world.service.keeping.publish(THIN, True, "r3")
+        assert public(world) == [HALF]
+        assert listed(world.service)[HALF] == "2030-01-01T01:00:00.000Z"
+        with pytest.raises(NoCheckpoint):
+            await world.service.keeping.publish(f"{HALF}-none", True, "r5")
+        await compact(world)
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        assert public(world) == [HALF]
+        await world.service.keeping.expire_after(HALF, None, "r6")
+        assert public(world) == [HALF]
+        await client.ask_after(world.service, save(A, 5, "half", overwrite=True))
+        assert public(world) == []
+
+
 async def test_expiry_is_a_fact_of_the_history() -> None:
     """A restart long after it reads no clock in its replay: what was loaded before is there, what was after is not."""
     clock, disk, client = Calendar(), Disk(), Client()
@@ -242,6 +269,8 @@ async def test_what_samplers_follow_stays() -> None:
         await client.play(world.service, [*SAVED[:2], [follower_first(A, 3)], [replace(named, seq=4)]])
         await world.service.keeping.remove(THIN, "r1")
         assert listed(world.service) == {}
+        looks = world.clock.looks
+        await until(lambda: world.clock.looks > looks + 20)
         sampled = await client.ask_after(world.service, sample(OTHER, 0))
         assert isinstance(sampled, Succeeded)
         assert len(stored(world)) == 2
@@ -343,7 +372,7 @@ def test_a_save_may_come_before_the_removal_of_what_it_replaces() -> None:
     newer = Result(A, 2, True, "application/json", 0, stored=Stored("weights", "1-2", "cd", 1, when))
     changes: list[Record] = [
         Removed(A, "1-1", when, "r1"),
-        Amended(A, "1-1", when, "r1", "2030-01-02T00:00:00.000Z"),
+        Amended(A, "1-1", when, "r1", "2030-01-02T00:00:00.000Z", True),
     ]
     for change in changes:
         first, second = read([*known, newer, change]), read([*known, change, newer])

@@ -1,4 +1,4 @@
-"""What a client does to its checkpoints: remove them, and say when they expire.
+"""What a client does to its checkpoints: remove and publish them, and say when they expire.
 
 None of these calls has a number; what makes a repeat one is its idempotency key, which the SDK keeps through its own
 retries and the gateway through its own.
@@ -36,6 +36,7 @@ class CheckpointRoutes:
         return [
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/ttl", self.expire, methods=["PUT"]),
+            Route(f"{one}/publish", self.publish, methods=["POST", "DELETE"]),
         ]
 
     async def delete(self, request: Request) -> Response:
@@ -61,6 +62,15 @@ class CheckpointRoutes:
         try:
             keeping = self._gate.service.keeping
             await self._gate.call(keeping.expire_after(_path(request), seconds, _key(request)))
+        except NoCheckpoint as missing:
+            raise _unknown(missing) from None
+        return JSONResponse({})
+
+    async def publish(self, request: Request) -> Response:
+        """Let others read it, or not any more. What is so already is no conflict: the SDK would repeat for minutes."""
+        try:
+            keeping, public = self._gate.service.keeping, request.method == "POST"
+            await self._gate.call(keeping.publish(_path(request), public, _key(request)))
         except NoCheckpoint as missing:
             raise _unknown(missing) from None
         return JSONResponse({})

@@ -21,7 +21,7 @@ def checkpoint_body(checkpoint: Checkpoint) -> Body:
         "time": stored.time,
         "tinker_path": checkpoint.path,
         "size_bytes": stored.size,
-        "public": False,
+        "public": checkpoint.public,
         "user_metadata": _texts(checkpoint.user_metadata),
         "expires_at": checkpoint.expires,
     }

@@ -79,7 +79,7 @@ class SamplerInfo:
 class Checkpoint:
     """Weights that a save operation stored. `name` is None for those frozen for a sampling session.
 
-    `expires` is when it is to be removed, RFC 3339; None for never.
+    `expires` is when it is to be removed, RFC 3339; None for never. `public` as in Amended.
     """
 
     model_id: str
@@ -89,6 +89,7 @@ class Checkpoint:
     stored: Stored
     user_metadata: Metadata = None
     expires: str | None = None
+    public: bool = False
 
     @property
     def frozen(self) -> str:
@@ -264,7 +265,7 @@ class History:
 
     def _amend(self, amended: Amended) -> None:
         checkpoint, path = self._named(amended.stream, amended.key)
-        changed = replace(checkpoint, expires=amended.expires)
+        changed = replace(checkpoint, expires=amended.expires, public=amended.public)
         self.frozen[checkpoint.frozen] = changed
         if self.checkpoints.get(path) == checkpoint:  # not so if it was replaced, as in `_remove`
             self.checkpoints[path] = changed

@@ -1,4 +1,5 @@
-"""How long checkpoints are kept: what users remove, what expires, and what a newer one of the same name has replaced.
+"""How long checkpoints are kept, and who may read them: what users remove, publish and give a time, what expires, and
+what a newer one of the same name has replaced.
 
 A checkpoint goes in three steps. `Removed` takes it off the list: from then on nothing finds it. Once nothing that was
 accepted before still reads it, `Dropped` says so, and then its file is deleted. Whatever dies in between, the next
@@ -8,6 +9,8 @@ incarnation goes on from the records. Expiry is a record too: a replay reads no 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -82,7 +85,7 @@ def _is_automatic(history: History, checkpoint: Checkpoint) -> bool:
 
 
 class Keeping:
-    """Removes checkpoints, by request or in time.
+    """Changes and removes checkpoints, by request or in time.
 
     Each call of a client carries its idempotency key: for 24 hours a repeat is taken for one, and changes nothing.
     """
@@ -117,12 +120,24 @@ class Keeping:
 
         Raises NoCheckpoint.
         """
+        expires = None if seconds is None else after(self._context.config.now(), seconds)
+        await self._amend(path, request, lambda checkpoint: replace(checkpoint, expires=expires))
+
+    async def publish(self, path: str, public: bool, request: str) -> None:
+        """Let every key of the namespace read a checkpoint, or its owner's alone; ends once that is durable.
+
+        Raises NoCheckpoint.
+        """
+        await self._amend(path, request, lambda checkpoint: replace(checkpoint, public=public))
+
+    async def _amend(self, path: str, request: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
         history, now = self._context.history, self._context.config.now()
         repeated = (path, request) in history.handled
         checkpoint = None if repeated else history.checkpoints.get(path)
         if checkpoint is not None:
-            expires = None if seconds is None else after(now, seconds)
-            self._append(Amended(checkpoint.model_id, checkpoint.stored.key, now, request, expires))
+            wanted = change(checkpoint)
+            key = checkpoint.stored.key
+            self._append(Amended(checkpoint.model_id, key, now, request, wanted.expires, wanted.public))
         await self._settled()
         if checkpoint is None and not repeated:
             raise NoCheckpoint(path)

@@ -186,9 +186,9 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Amended:
-    """What holds of a named checkpoint from now on: when it expires (RFC 3339, None for never).
+    """What holds of a named checkpoint from now on: when it expires (RFC 3339, None for never), and who may read it.
 
-    `time` and `request` as in Removed.
+    `public`: every key of the namespace, not its owner's alone. `time` and `request` as in Removed.
     """
 
     stream: str
@@ -196,6 +196,7 @@ class Amended:
     time: str
     request: str
     expires: str | None
+    public: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,8 @@ def to_header(record: Record) -> dict[str, Any]:
             return {"t": "dropped", "s": record.stream, "n": 0, "key": record.key}
         case Amended():
             asked = {"time": record.time, "request": record.request}
-            return {"t": "amended", "s": record.stream, "n": 0, "key": record.key, **asked, "expires": record.expires}
+            holds = {"expires": record.expires, "public": record.public}
+            return {"t": "amended", "s": record.stream, "n": 0, "key": record.key, **asked, **holds}
         case Fetched():
             return {"t": "fetched", "s": record.stream, "n": 0, "numbers": [list(each) for each in record.numbers]}
         case Restored():
@@ -360,6 +362,7 @@ class _Header:
     key: str | None = None
     request: str | None = None
     expires: str | None = None
+    public: bool | None = None
     segment: int = 0
     start: int = 0
     base: BaseSeal | None = None
@@ -415,8 +418,8 @@ def from_header(header: bytes) -> Record:
             stream, key = found.need("s", "key")
             return Dropped(stream, key)
         case "amended":
-            stream, key, time, request = found.need("s", "key", "time", "request")
-            return Amended(stream, key, time, request, found.expires)
+            stream, key, time, request, public = found.need("s", "key", "time", "request", "public")
+            return Amended(stream, key, time, request, found.expires, public)
         case "fetched":
             stream, numbers = found.need("s", "numbers")
             return Fetched(stream, numbers)
