@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from everloop_gateway import wire
+from everloop_gateway import client_sessions, wire
 from everloop_gateway.calls import Calls, Incoming
 from everloop_gateway.checkpoints import IDEMPOTENCY_HEADER, Change, Checkpoints
 from everloop_gateway.cluster import Cluster
-from everloop_gateway.held import HeldResponse, error_answer
+from everloop_gateway.held import HeldResponse, error_answer, json_answer
 from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
 from everloop_gateway.ids import shorten
 from everloop_gateway.keys import Principal, Unauthorized
@@ -81,6 +81,7 @@ class App:
             "load_weights": (Kind.TRAIN, calls.load, wire.JSON),
             "save_weights": (Kind.SAVE, calls.save, wire.JSON),
             "save_weights_for_sampler": (Kind.SAVE, calls.save, wire.JSON),
+            "save_weights_external": (Kind.SAVE, calls.train, wire.JSON),
             "asample": (Kind.SAMPLE, calls.sample, wire.JSON),
             "retrieve_future": (Kind.POLL, calls.retrieve_future, wire.JSON),
         }
@@ -94,6 +95,9 @@ class App:
             Route(f"{PREFIX}/get_server_capabilities", self.capabilities),
             Route(f"{PREFIX}/create_session", self.create_session, methods=["POST"]),
             Route(f"{PREFIX}/session_heartbeat", self.heartbeat, methods=["POST"]),
+            Route(f"{PREFIX}/sessions", self._page(self._sessions)),
+            Route(f"{PREFIX}/sessions/search", self.search_sessions, methods=["POST"]),
+            Route(f"{PREFIX}/sessions/{{session_id}}", self.client_session),
             Route(f"{PREFIX}/sessions/{{session_id}}/finish", self.finish, methods=["POST"]),
             Route(f"{PREFIX}/samplers/{{sampler_id}}", self.sampler),
             Route(f"{PREFIX}/training_runs", self._page(self._listings.runs)),
@@ -153,10 +157,11 @@ class App:
     async def create_session(self, request: Request) -> Response:
         """A client session is its id: derived, so that any replica gives the same one to a repeat."""
         principal = await self._principal(request)
-        await _read_body(request)
+        unkept = client_sessions.unkept(await _read_body(request))
         repeat = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
         session_id = tokens.session_id(self._cluster.master(), principal.namespace, principal.key_id, repeat)
-        return JSONResponse({"type": "create_session", "session_id": session_id})
+        told = {"warning_message": unkept} if unkept else {}
+        return JSONResponse({"type": "create_session", "session_id": session_id, **told})
 
     async def heartbeat(self, request: Request) -> Response:
         """The client lives."""
@@ -174,6 +179,38 @@ class App:
         self._check_session(principal, request.path_params["session_id"])
         await _read_body(request)
         return JSONResponse({})
+
+    async def client_session(self, request: Request) -> HeldResponse:
+        """What a client's session has made; that of another key is as good as none."""
+        principal, session_id = await self._principal(request), request.path_params["session_id"]
+        self._check_session(principal, session_id)
+
+        async def work(progress: Progress) -> Answer:
+            found = await self._listings.client_sessions(principal, progress)
+            mine = next((each for each in found if each.session_id == session_id), None)
+            models, samplers = ((), ()) if mine is None else (mine.models, mine.samplers)
+            return json_answer({"training_run_ids": list(models), "sampler_ids": list(samplers)})
+
+        return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
+
+    async def search_sessions(self, request: Request) -> HeldResponse:
+        """The key's sessions, page by page."""
+        principal, body = await self._principal(request), await _read_body(request)
+        try:
+            asked = wire.json_object(body)
+        except wire.UndecodableBody as error:
+            raise HTTPException(400, str(error)) from None
+
+        async def work(progress: Progress) -> Answer:
+            found = await self._listings.client_sessions(principal, progress)
+            return json_answer(client_sessions.search(found, asked, principal.subject))
+
+        return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
+
+    async def _sessions(self, asked: Page, progress: Progress) -> Answer:
+        found = await self._listings.client_sessions(asked.principal, progress)
+        ids = [session.session_id for session in found]
+        return json_answer({"sessions": ids[asked.offset : asked.offset + asked.limit]})
 
     async def sampler(self, request: Request) -> HeldResponse:
         """What a sampling session samples from."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everloop_gateway.calls import Calls
+from everloop_gateway.client_sessions import ClientSession, merged
 from everloop_gateway.cluster import Cluster
 from everloop_gateway.held import error_answer, json_answer
 from everloop_gateway.holders import get, may_have_runs
@@ -78,6 +79,11 @@ class Listings:
         found.sort(key=lambda checkpoint: checkpoint["time"], reverse=True)
         page = found[asked.offset : asked.offset + asked.limit]
         return json_answer({"checkpoints": page, "cursor": _cursor(asked, len(found))})
+
+    async def client_sessions(self, principal: Principal, progress: Progress) -> list[ClientSession]:
+        """The key's sessions, newest first, as far as they have made something."""
+        every = await self._gather(principal, "sessions", progress)
+        return merged(each for each in every if self._cluster.owns(principal, each["session_id"]))
 
     async def run(self, principal: Principal, run_id: str, accessible: bool, progress: Progress) -> Answer:
         """One run; with `accessible`, also another key's of which it has published a checkpoint."""

@@ -143,6 +143,8 @@ class Pod:
             place = str(one["tinker_path"]).removeprefix("tinker://").replace("/", "/checkpoints/", 1)
             one["public"] = public.get(place, False)
         match path:
+            case ["sessions"]:
+                return JSONResponse({"sessions": [session_of(run, checkpoints) for run in runs]})
             case ["training_runs"]:
                 return JSONResponse({"training_runs": runs})
             case ["training_runs", wanted]:
@@ -196,6 +198,18 @@ class Pod:
         if extra["sampler"] is not None:
             return JSONResponse({"sampling_session_id": f"{stream.partition(':')[0]}:sample:{extra['sampler']}"})
         return JSONResponse({"path": f"tinker://{stream}/weights/saved"})
+
+
+def session_of(run: dict[str, Any], checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
+    """The client's session of a run, if it has no other."""
+    model = str(run["training_run_id"])
+    own = sum(f"//{model}/" in one["tinker_path"] for one in checkpoints)
+    session, created = model.partition(":")[0], run["last_request_time"]
+    samplers = [f"{session}:sample:0"]
+    return {"session_id": session, "created": created, "models": [model], "samplers": samplers} | {
+        "checkpoints": own,
+        "bytes": 10 * own,
+    }
 
 
 def main() -> None:

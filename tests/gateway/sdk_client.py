@@ -108,6 +108,21 @@ def listing(limit: str) -> None:
         again = rest.get_training_run(run.training_run_id).result()
         paths = [one.tinker_path for one in rest.list_checkpoints(run.training_run_id).result().checkpoints]
         say("run", run=run.training_run_id, owner=again.model_owner, paths=paths, total=page.cursor.total_count)
+    sessions = rest.list_sessions(limit=int(limit)).result().sessions
+    made = [rest.get_session(session).result() for session in sessions]
+    say(
+        "sessions",
+        ids=sessions,
+        runs=[each.training_run_ids for each in made],
+        samplers=[each.sampler_ids for each in made],
+    )
+    found = rest.search_sessions(types.SessionSearchRequest(limit=1)).result()
+    while True:
+        (one,) = found.sessions or [None]
+        say("found", id=one and one.session_id, owner=one and one.owner, checkpoints=one and one.checkpoints_count)
+        if found.next_cursor is None:
+            break
+        found = rest.search_sessions(types.SessionSearchRequest(limit=1, cursor=found.next_cursor)).result()
     every = rest.list_user_checkpoints(limit=int(limit)).result()
     say("all", paths=[one.tinker_path for one in every.checkpoints], total=every.cursor.total_count)
     if every.checkpoints:
@@ -126,6 +141,7 @@ def housekeeping(base_model: str) -> None:
     sys.stdin.readline()
     rest.delete_checkpoint_from_tinker_path(path).result()
     say("removed")
+    sys.stdin.readline()
 
 
 def models(base_model: str) -> None:

@@ -116,6 +116,13 @@ def test_a_key_lists_its_own_runs_and_checkpoints(
     ]
     assert {event["owner"] for event in program.named("run")} == {"someone"}
     assert program.named("all") == [{"event": "all", "paths": [paths[1], paths[0]], "total": 2}]
+    sessions = [model.partition(":")[0] for model in (models[1], models[0])]
+    (told,) = program.named("sessions")
+    assert (told["ids"], told["runs"]) == (sessions, [[models[1]], [models[0]]])
+    assert told["samplers"] == [[f"{session}:sample:0"] for session in sessions]
+    assert [(each["id"], each["owner"], each["checkpoints"]) for each in program.named("found")] == [
+        (session, "someone", 1) for session in sessions
+    ]
     assert program.named("weights") == [{"event": "weights", "base": "org/small", "rank": 8}]
     with gateway.client(keys[1]) as client:
         assert client.get("/checkpoints?limit=1&offset=1").json()["checkpoints"] == []
@@ -256,7 +263,7 @@ def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayP
         ),
         ("load_weights", b"{}", {}, 400, "path"),
         ("load_weights", b'{"path": "tinker://x/weights/y"}', {}, 400, "session_id"),
-        ("copy_weights", b"{}", {}, 404, "copy_weights is not served"),
+        ("create_custom_loss", b"{}", {}, 404, "create_custom_loss is not served"),
     ],
 )
 def test_an_undecodable_call_is_refused_with_its_field(

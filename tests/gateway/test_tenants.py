@@ -33,7 +33,7 @@ NAMELESS = {
     *("/healthz", "/readyz", f"{PREFIX}/healthz"),
     *(f"{PREFIX}/{name}" for name in ("client/config", "client/dynamic_config", "telemetry", "create_session")),
     *(f"{PREFIX}/{name}" for name in ("get_server_capabilities", "training_runs", "checkpoints")),
-    *(f"{PREFIX}/{name}" for name in ("copy_weights", "{rest:path}")),
+    *(f"{PREFIX}/{name}" for name in ("copy_weights", "sessions", "sessions/search", "{rest:path}")),
 }
 """Routes whose calls name nothing that belongs to anybody."""
 Call = tuple[str, str, dict[str, Any]]
@@ -82,6 +82,7 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
     one, ttl = "training_runs/{run_id}/checkpoints/{kind}/{name}", {"ttl_seconds": 3600}
     named: dict[str, list[Call]] = {
         "session_heartbeat": [post("session_heartbeat", session_id=other.session)],
+        "sessions/{session_id}": [("GET", f"sessions/{other.session}", {})],
         "sessions/{session_id}/finish": [post(f"sessions/{other.session}/finish")],
         "samplers/{sampler_id}": [("GET", f"samplers/{other.sampler}", {})],
         "training_runs/{run_id}": [
@@ -115,6 +116,7 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
             post("save_weights_for_sampler", **operation(other.model), path="new"),
             post("save_weights_for_sampler", **operation(other.model), **number(sampling)),
         ],
+        "save_weights_external": [post("save_weights_external", **operation(other.model), path="new")],
         "asample": [post("asample", sampling_session_id=other.sampler, **number("seq_id"))],
         "retrieve_future": [post("retrieve_future", request_id=other.request)],
     }
@@ -287,6 +289,7 @@ def test_no_spelling_of_a_target_leads_to_another_tenant(
         ("GET", "/training_runs/{}/checkpoints", "model"),
         ("GET", "/samplers/{}", "sampler"),
         ("POST", "/sessions/{}/finish", "session"),
+        ("GET", "/sessions/{}", "session"),
         ("DELETE", "/training_runs/{}/checkpoints/weights/saved", "model"),
     )
     for method, pattern, kind in patterns:

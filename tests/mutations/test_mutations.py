@@ -149,6 +149,9 @@ NOTICED = {
     "server/app.py _Routes._runs: await self._gate.call(service.still_ours())": (
         SERVER + "test_a_zombie_answers_nothing[no checkpoint]"
     ),
+    "server/app.py _Routes.client_sessions: await self._gate.call(self._gate.service.still_ours())": (
+        SERVER + "test_a_zombie_answers_nothing[sessions]"
+    ),
     "server/app.py _Routes.get_info: await self._gate.call(service.still_ours())": (
         SERVER + "test_a_zombie_answers_nothing[no model]"
     ),

@@ -47,6 +47,25 @@ def run_command(url: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+def run_commands(url: str, *commands: list[str], directory: Path) -> list[dict[str, Any]]:
+    """Runs commands of the SDK's command line there, one after the other; `code`, `out` and `error` of each."""
+    environment = {
+        "TINKER_BASE_URL": url,
+        "TINKER_API_KEY": API_KEY,
+        "PATH": os.environ["PATH"],
+        "TINKER_TELEMETRY": "0",
+    }
+    done = subprocess.run(
+        [client_python(), str(SCRIPT.with_name("sdk_commands.py")), json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        env=environment | {"HOME": str(directory)},
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 class SdkProgram:
     """`sdk_loop.py SCENARIO` as a process; `events` are what it has printed so far."""
 

@@ -33,6 +33,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "a run": ("GET", f"training_runs/{A}", None),
     "its checkpoints": ("GET", f"training_runs/{A}/checkpoints", None),
     "all checkpoints": ("GET", "checkpoints", None),
+    "sessions": ("GET", "sessions", None),
     "a removal": ("DELETE", f"training_runs/{A}/checkpoints/weights/first", None),
     "no removal": ("DELETE", f"training_runs/{A}/checkpoints/weights/none", None),
     "a publication": ("POST", f"training_runs/{A}/checkpoints/weights/first/publish", None),

@@ -10,14 +10,14 @@ import pytest
 from everloop_trainer.session.copying import wanted
 from everloop_trainer.session.errors import Fenced
 from everloop_trainer.session.history import History
-from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.keeping import InUse, NoCheckpoint
 from everloop_trainer.session.operations import Operation, SaveWeights, SaveWeightsForSampler
 from everloop_trainer.session.outcomes import Failed, Succeeded
-from everloop_trainer.session.ports import Position
-from everloop_trainer.session.records import Accept, Amended, Dropped, Pruned, Record, Removed, Result, Stored
+from everloop_trainer.session.ports import Position, StateKind
+from everloop_trainer.session.records import Accept, Amended, Dropped, Record, Removed, Result, Stored
 from everloop_trainer.session.service import SessionService
 from tests.session.compacted import compact, facts, history_of, opened_copy
+from tests.session.kept import HALF, HOUR, OTHER, SAVED, THIN, Calendar, kept_for, keys, listed, stored
 from tests.session.world import (
     A,
     B,
@@ -27,9 +27,7 @@ from tests.session.world import (
     Running,
     create,
     fb,
-    freeze,
     load,
-    optim,
     running,
     sample,
     save,
@@ -37,47 +35,6 @@ from tests.session.world import (
     until,
 )
 from tests.store.crash_files import CrashFiles, Died, Disk
-
-HALF, THIN = f"tinker://{A}/weights/half", f"tinker://{A}/sampler_weights/thin"
-OTHER = f"{A.partition(':')[0]}:sample:7"
-SAVED: list[list[Operation]] = [
-    [create(A), create(B)],
-    [fb(A, 1, b"a1"), optim(A, 2)],
-    [save(A, 3, "half"), freeze(A, 4, None, "thin")],
-]
-HOUR = 3600
-
-
-class Calendar:
-    """Wall-clock time as tests say."""
-
-    def __init__(self) -> None:
-        self.hour = 0
-
-    def __call__(self) -> str:
-        return f"2030-01-{1 + self.hour // 24:02d}T{self.hour % 24:02d}:00:00.000Z"
-
-
-def kept_for(model: str, seq: int, name: str, seconds: int) -> Operation:
-    return Operation(model, seq, SaveWeights(name, ttl_seconds=seconds))
-
-
-def listed(service: SessionService, model: str = A) -> dict[str, str | None]:
-    """When each checkpoint of a model expires, by its path."""
-    return {
-        str(one.path): one.expires for run in service.runs() if run.info.model_id == model for one in run.checkpoints
-    }
-
-
-def stored(world: Running, model: str = A) -> set[str]:
-    """Keys of a model's checkpoints that have files."""
-    kinds = ("weights", "sampler_weights")
-    return {key for kind in kinds for key in world.files.list(f"models/{storage_id(model)}/checkpoints/{kind}")}
-
-
-def keys(world: Running, model: str = A) -> set[str]:
-    """Keys of a model's checkpoints that are listed."""
-    return {one.stored.key for run in world.service.runs() if run.info.model_id == model for one in run.checkpoints}
 
 
 async def test_what_is_removed_is_found_no_more_and_its_file_goes() -> None:
@@ -91,11 +48,12 @@ async def test_what_is_removed_is_found_no_more_and_its_file_goes() -> None:
         assert isinstance(gone, Failed)
         assert HALF in gone.error
         await until(lambda: stored(world) == keys(world))
+        assert isinstance(await client.ask_after(world.service, save(A, 5, "half")), Succeeded)
+        assert listed(world.service) == {HALF: None, THIN: None}
+        await world.service.keeping.remove(HALF, "r2")
         latest = world.service.status().models[0].latest_checkpoint
         assert latest is not None
         assert latest.name == "thin"
-        assert isinstance(await client.ask_after(world.service, save(A, 5, "half")), Succeeded)
-        assert listed(world.service) == {HALF: None, THIN: None}
 
 
 async def test_a_repeat_removes_nothing_else() -> None:
@@ -283,59 +241,43 @@ def follower_first(model: str, seq: int) -> Operation:
     return Operation(model, seq, SaveWeightsForSampler(None, 7, "inflight"))
 
 
-async def test_an_automatic_one_can_be_removed() -> None:
-    """It does not come back, and those that are kept are counted without it."""
-    client = Client()
-    async with running(Disk(), checkpoint_every=0.001) as world:
-        steps = [[fb(A, 2 * n - 1), optim(A, 2 * n)] for n in range(1, 6)]
-        await client.play(world.service, [[create(A)], *steps[:3]])
-        auto = f"tinker://{A}/weights/auto-"
-        await until(lambda: set(listed(world.service)) == {f"{auto}2", f"{auto}3"})
-        await world.service.keeping.remove(f"{auto}3", "r1")
-        await world.service.keeping.expire_after(f"{auto}2", HOUR, "r2")
-        assert listed(world.service) == {f"{auto}2": "2030-01-01T01:00:00.000Z"}
-        await client.play(world.service, steps[3:])
-        await until(lambda: set(listed(world.service)) == {f"{auto}4", f"{auto}5"})
-        await until(lambda: stored(world) == keys(world))
-
-
-async def test_an_automatic_one_may_be_removed_while_others_are_pruned() -> None:
-    """It is superseded too, and gone when it is its turn."""
-    disk, client, removals = Disk(), Client(), list[asyncio.Task[None]]()
-    steps = [[fb(A, 2 * n - 1), optim(A, 2 * n)] for n in range(1, 6)]
-    async with running(disk, checkpoint_every=0.001, checkpoint_keep=3) as world:
-        await client.play(world.service, [[create(A)], *steps[:4]])
-        await until(lambda: len(listed(world.service)) == 3)
-    async with running(disk, attempt=2, pod="pod-2", checkpoint_every=0.001, checkpoint_keep=2) as world:
+async def test_what_is_just_being_saved_is_not_swept() -> None:
+    """The file of an earlier incarnation that the save recognises as its own, before its result counts."""
+    disk, client, saving = Disk(), Client(), save(A, 1, "half")
+    async with running(disk) as world:
+        await client.play(world.service, [[create(A)]])
         appending = world.store.journal.append
 
-        def append(record: Record, body: bytes = b"") -> tuple[Position, asyncio.Future[None]]:
-            if isinstance(record, Pruned) and not removals:
-                removal = world.service.keeping.remove(f"tinker://{A}/weights/auto-3", "r1")
-                removals.append(asyncio.create_task(removal))
+        def die(record: Record, body: bytes = b"") -> tuple[Position, asyncio.Future[None]]:
+            if isinstance(record, Result):
+                world.files.kill()
             return appending(record, body)
 
+        world.store.journal.append = die  # type: ignore[method-assign]
+        await client.send(world.service, saving)
+        await until(lambda: world.files.dead)
+    looked, listing = asyncio.Event(), list[object]()
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        states, appending = world.service._context.states, world.store.journal.append
+        looking = states.keys
+
+        async def look(kind: StateKind, model: str) -> list[tuple[str, int, int]]:
+            await looked.wait()
+            listing.append(kind)
+            return await looking(kind, model)
+
+        def append(record: Record, body: bytes = b"") -> tuple[Position, asyncio.Future[None]]:
+            if isinstance(record, Result):
+                looked.set()
+            return appending(record, body)
+
+        states.keys = look  # type: ignore[method-assign]
         world.store.journal.append = append  # type: ignore[method-assign]
-        await client.play(world.service, steps[4:])
-        await until(lambda: stored(world) == keys(world) and len(keys(world)) == 2)
-        await removals[0]
-
-
-async def test_an_automatic_one_that_is_to_be_loaded_keeps_its_file() -> None:
-    """Removed, of an earlier incarnation, and swept around: the load that was accepted before finds it."""
-    disk, client = Disk(), Client()
-    steps = [[fb(A, 2 * n - 1), optim(A, 2 * n)] for n in range(1, 5)]
-    loading = load(B, 2, f"tinker://{A}/weights/auto-2", optimizer=False)
-    async with running(disk, checkpoint_every=0.001) as world:
-        await client.play(world.service, [[create(A), create(B)], *steps[:3]])
-        await until(lambda: len(listed(world.service)) == 2)
-    async with running(disk, attempt=2, pod="pod-2", checkpoint_every=0.001) as world:
-        await client.send(world.service, loading)  # it waits for the number before it
-        await world.service.keeping.remove(f"tinker://{A}/weights/auto-2", "r1")
-        await client.play(world.service, steps[3:])
-        assert isinstance(await client.ask_after(world.service, fb(B, 1)), Succeeded)
-        assert isinstance(await client.ask(world.service, loading.request_id), Succeeded)
-        await until(lambda: stored(world) == keys(world))
+        assert isinstance(await client.ask(world.service, saving.request_id), Succeeded)
+        await until(lambda: len(listing) == 2)
+        looks = world.clock.looks
+        await until(lambda: world.clock.looks > looks + 20)
+        assert stored(world) == keys(world) == {"1-1"}
 
 
 async def test_nothing_is_said_by_a_superseded_incarnation() -> None:

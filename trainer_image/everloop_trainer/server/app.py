@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -42,6 +43,7 @@ def build_app(gate: Gate) -> Starlette:
         "load_weights": pod.load_weights,
         "save_weights": pod.save_weights,
         "save_weights_for_sampler": pod.save_weights_for_sampler,
+        "save_weights_external": pod.save_weights_external,
         "asample": pod.sample,
         "retrieve_future": pod.retrieve_future,
         "get_info": pod.get_info,
@@ -58,6 +60,7 @@ def build_app(gate: Gate) -> Starlette:
             Route("/api/v1/training_runs/{run}", pod.training_run),
             Route("/api/v1/training_runs/{run}/checkpoints", pod.run_checkpoints),
             Route("/api/v1/checkpoints", pod.checkpoints),
+            Route("/api/v1/sessions", pod.client_sessions),
             *CheckpointRoutes(gate).routes(),
             *(Route(f"/api/v1/{name}", endpoint, methods=["POST"]) for name, endpoint in submits.items()),
         ],
@@ -122,6 +125,9 @@ class _Routes:
     async def save_weights_for_sampler(self, request: Request) -> Response:
         return await self._submit(submissions.save_weights_for_sampler(await read_json_object(request)))
 
+    async def save_weights_external(self, request: Request) -> Response:
+        return await self._submit(submissions.save_weights_external(await read_json_object(request)))
+
     async def sample(self, request: Request) -> Response:
         operation = submissions.sample(await read_json_object(request), request.headers.get(WEIGHTS_HEADER))
         return await self._submit(operation, sample_sequence_ids=submissions.sample_sequence_ids(operation))
@@ -157,6 +163,11 @@ class _Routes:
 
     async def checkpoints(self, _request: Request) -> Response:
         return JSONResponse(listings.checkpoints_body(await self._runs()))
+
+    async def client_sessions(self, _request: Request) -> Response:
+        sessions = self._gate.service.client_sessions()
+        await self._gate.call(self._gate.service.still_ours())
+        return JSONResponse({"sessions": [dataclasses.asdict(session) for session in sessions]})
 
     async def weights_info(self, request: Request) -> Response:
         path = _fields(schemas.WeightsInfoRequest, await read_json_object(request)).tinker_path

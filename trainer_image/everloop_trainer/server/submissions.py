@@ -90,6 +90,12 @@ def save_weights_for_sampler(body: Body) -> Operation:
     return Operation(*_address(body), _content(SaveWeightsForSampler.KIND, lambda: _save_weights_for_sampler(body)))
 
 
+def save_weights_external(body: Body) -> Operation:
+    """SDK SaveWeightsExternalRequest: it has a number, so it is taken in, and ends as a user error."""
+    error = "save_weights_external: not served by this version; the weights are in the storage of the TrainingSession"
+    return Operation(*_address(body), Refused("save_weights_external", error))
+
+
 def sample(body: Body, weights: str | None) -> Operation:
     """`weights`: `base`, a tinker path, or None for a sampling session whose weights this pod saved."""
     stream, seq = _text(body, "sampling_session_id", _SAMPLER), _number(body, "seq_id", 0)

@@ -105,6 +105,7 @@ class StreamFacts:
     fetched: tuple[Range, ...]
     entries: tuple[EntryFacts, ...]
     rolled_back: bool = False
+    first_request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +221,19 @@ def stream_facts(history: History, left: Cut, places: Mapping[Position, int]) ->
         )
         for entry in left.kept
     )
-    last_request = history.last_request.get(stream.name, "")
+    last_request, first_request = history.last_request.get(stream.name, ""), history.first_request.get(stream.name, "")
     gone, fetched = left.gone.ranges(), stream.fetched.without(left.gone).ranges()
-    return StreamFacts(stream.name, stream.done, left.floor, last_request, gone, fetched, entries, stream.rolled_back)
+    return StreamFacts(
+        name=stream.name,
+        done=stream.done,
+        floor=left.floor,
+        last_request=last_request,
+        gone=gone,
+        fetched=fetched,
+        entries=entries,
+        rolled_back=stream.rolled_back,
+        first_request=first_request,
+    )
 
 
 def restore(base: Base) -> History:
@@ -245,6 +256,8 @@ def restore(base: Base) -> History:
         history.streams[stream.name] = _restore_stream(stream, base.owed[stream.name])
         if stream.last_request:
             history.last_request[stream.name] = stream.last_request
+        if stream.first_request:
+            history.first_request[stream.name] = stream.first_request
     return history
 
 

@@ -161,6 +161,8 @@ class History:
         """By path and idempotency key, oldest first."""
         self.last_request: dict[str, str] = {}
         """By stream: time of the newest acceptance."""
+        self.first_request: dict[str, str] = {}
+        """By stream: time of the first; not known of streams that an older version compacted."""
         self.inflight: dict[str, str] = {}
         """By model: the `frozen:` name that its inflight samplers use."""
         self.rolled_back: dict[str, RolledBack] = {}
@@ -174,6 +176,8 @@ class History:
         """
         match record:
             case Accept():
+                if record.stream not in self.streams:
+                    self.first_request[record.stream] = record.time
                 stream = self.streams.setdefault(record.stream, Stream(record.stream))
                 self.last_request[record.stream] = record.time
                 stream.accept(Entry(record.stream, record.seq, record.args, position, durable))
@@ -290,7 +294,7 @@ class History:
             raise ValueError(f"{name} was restored, but has operations already")
         self.streams[name] = Stream(name, done=model.number + 1, floor=model.number + 1, rolled_back=True)
         self.rolled_back[name] = model
-        self.last_request[name] = model.time
+        self.last_request[name] = self.first_request[name] = model.time
         for each in model.checkpoints:
             kind: Literal["weights", "sampler_weights"] = "weights" if each.kind == "weights" else "sampler_weights"
             stored = Stored(kind, each.key, each.sha256, each.size, each.time)

@@ -10,6 +10,7 @@ import structlog
 
 from everloop_trainer.session import reporting
 from everloop_trainer.session.base import Base, given_up, restore
+from everloop_trainer.session.clients import ClientSession, client_sessions
 from everloop_trainer.session.compacting import Compacting, Compactor
 from everloop_trainer.session.context import Context, SessionConfig
 from everloop_trainer.session.copying import Copying
@@ -316,6 +317,11 @@ class SessionService:
             for name in (*history.models, *history.rolled_back)
             if (info := history.info(name)) is not None
         ]
+
+    def client_sessions(self) -> list[ClientSession]:
+        """The sessions of clients that have made something here."""
+        self._heard = self._context.config.monotonic()
+        return client_sessions(self._context.history)
 
     async def still_ours(self) -> None:
         """Read the fence, between gathering what no operation answers (models, runs) and telling it."""
