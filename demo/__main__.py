@@ -38,6 +38,7 @@ class Demo:
         self.root = Path(tempfile.mkdtemp(prefix="everloop-demo-"))
         self.root.chmod(0o755)
         self.cluster = Cluster(self.root)
+        self.killed_nodes: list[str] = []
         self.kills: list[Kill] = []
         self.session: Session | None = None
 
@@ -89,6 +90,7 @@ class Demo:
             self.view.say(f"KILLED the engine (SIGKILL to process {process.pid}) {where}", RED)
         else:
             self.cluster.node_kill(node)
+            self.killed_nodes.append(node)
             self.view.say(f"KILLED node {node}, kubelet and every process on it, {where}", RED)
         entry = self.recovered(session, before, killed)
         seconds = time.monotonic() - killed
@@ -154,11 +156,13 @@ class Demo:
             key.touch(mode=0o600)
             key.write_text(self.session.key)
             node = self.session.status()["pod"]["node"]
+            heal = "python3 -m devcluster node heal"
+            lines += [f"{heal} {each} --root {self.root}     # killed by the demo" for each in self.killed_nodes]
             lines += [
                 f"export TINKER_BASE_URL={self.session.url} TINKER_API_KEY=$(cat {key})",
                 f"{self.ready.client_python} examples/sft.py --steps 20 --name again",
                 f"python3 -m devcluster node kill {node} --root {self.root}     # while it runs",
-                f"python3 -m devcluster node heal {node} --root {self.root}",
+                f"{heal} {node} --root {self.root}",
             ]
         print("\nThe cluster stays. Try:", *lines, sep="\n  ")
         print(f"When done:\n  make demo-down ROOT={self.root}")

@@ -157,7 +157,10 @@ class App:
     async def create_session(self, request: Request) -> Response:
         """A client session is its id: derived, so that any replica gives the same one to a repeat."""
         principal = await self._principal(request)
-        unkept = client_sessions.unkept(await _read_body(request))
+        try:
+            unkept = client_sessions.unkept(wire.json_object(await _read_body(request)))
+        except wire.UndecodableBody as error:
+            raise HTTPException(400, str(error)) from None
         repeat = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
         session_id = tokens.session_id(self._cluster.master(), principal.namespace, principal.key_id, repeat)
         told = {"warning_message": unkept} if unkept else {}

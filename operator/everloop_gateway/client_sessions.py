@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from everloop_gateway import wire
 from everloop_gateway.ids import shorten
 from everloop_gateway.refusal import Refusal
 
@@ -88,12 +87,8 @@ def search(sessions: list[ClientSession], asked: Mapping[str, Any], subject: str
     }
 
 
-def unkept(body: bytes) -> str:
+def unkept(asked: Mapping[str, Any]) -> str:
     """What a client is told that gives its new session what is not kept; empty if it gives nothing of the kind."""
-    try:
-        asked = wire.json_object(body)
-    except wire.UndecodableBody:
-        return ""
     return "; ".join(f"{name}: {UNKEPT[name]}" for name in ("user_metadata", "display_name") if asked.get(name))
 
 

@@ -250,6 +250,8 @@ def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayP
         ("optim_step", b"{", {}, 400, "not JSON"),
         ("optim_step", b"{}", {}, 400, "model_id"),
         ("optim_step", b'{"model_id": "x"}', {}, 404, "model_id"),
+        ("create_session", b"{", {}, 400, "not JSON"),
+        ("create_session", b"[]", {}, 400, "not a JSON object"),
         ("create_model", b'{"session_id": 3}', {}, 400, "session_id"),
         ("retrieve_future", b'{"request_id": "x"}', {}, 410, "request_id"),
         ("forward_backward", b"\xff\xff", {"content-type": "application/x-protobuf"}, 400, "protobuf"),

@@ -16,6 +16,7 @@ from everloop_operator.api.training_session_status import (
     Recovery,
     TrainingSessionStatus,
 )
+from everloop_operator.core import failure_classes
 from everloop_operator.core.observed import Claim, Container, Observed, Pod, Trainer
 from everloop_operator.core.refusals import Refusal, refused
 from everloop_operator.core.status import dump
@@ -118,7 +119,9 @@ def test_loss_starts_the_next_attempt_at_once(change: dict[str, Any], reason: st
     assert status.recovery_count == 1
     assert status.budgets is not None
     assert status.budgets.infrastructure.used == int(counted)
-    assert "NewAttempt" in [event.reason for event in result.events]
+    told = [event.reason for event in result.events]
+    assert "NewAttempt" in told
+    assert (reason in told) == (reason in failure_classes.CLASSES)
     assert condition(result, "Serving")[:2] == ("False", "Recovering")
 
 

@@ -146,8 +146,9 @@ def test_bad_samples_are_refused_under_their_number(changes: dict[str, Any], pro
     ("params", "problem"),
     [
         ({"optimizer_params": {"type": "dimuon", "learning_rate": 1}}, "optimizer_params.type"),
-        ({"adam_params": {"learning_rate": float("inf")}}, "learning_rate"),
-        ({"adam_params": "fast"}, "adam"),
+        ({"adam_params": {"learning_rate": float("inf")}}, "adam_params.learning_rate: "),
+        ({"adam_params": {"eps": None}}, "adam_params.eps: must be a finite number"),
+        ({"adam_params": "fast"}, "adam_params: "),
         ({}, "optim_params"),
     ],
 )

@@ -287,10 +287,8 @@ FAILURE_CRASHED = "Crashed"
 # --- reasons of events ----------------------------------------------------------------------------------------------
 
 EVENT_POD_CREATED = "PodCreated"
-EVENT_NODE_LOST = "NodeLost"
 EVENT_NODE_UNHEALTHY = "NodeUnhealthy"
 EVENT_MOVE_HELD_BACK = "MoveHeldBack"
-EVENT_POD_LOST = "PodLost"
 EVENT_NEW_ATTEMPT = "NewAttempt"
 EVENT_SERVING = "Serving"
 EVENT_STOPPING = "Stopping"

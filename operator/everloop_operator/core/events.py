@@ -13,12 +13,6 @@ from . import failure_classes, lifecycle, recoveries
 from .losses import Loss
 from .observed import Observed
 
-NODE_REASONS = {
-    names.RECOVERY_NODE_LOST: names.EVENT_NODE_LOST,
-    names.RECOVERY_NODE_GONE: names.EVENT_NODE_LOST,
-    names.RECOVERY_NODE_HEALTH: names.EVENT_NODE_UNHEALTHY,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -47,7 +41,7 @@ def tell(
     events: list[Event] = []
     attempt = desired.attempt
     if attempt > before.attempt > 0 and loss:
-        reason = NODE_REASONS.get(loss.reason, names.EVENT_POD_LOST)
+        reason = names.EVENT_NODE_UNHEALTHY if loss.reason == names.RECOVERY_NODE_HEALTH else loss.reason
         if loss.reason in failure_classes.CLASSES:
             kind: Literal["Normal", "Warning"] = "Normal" if loss.budget == "none" else "Warning"
             events.append(Event(kind, reason, loss.message, f"{attempt}"))

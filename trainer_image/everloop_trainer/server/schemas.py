@@ -73,13 +73,17 @@ class OtherOptimParams(_Request):
     type: str
 
 
+ADAM, OTHER = OPTIMIZER_FAMILIES = ("(adam)", "(other)")
+"""Tags that stand in the locations of errors, spelled as no field is."""
+
+
 def _optimizer_family(value: object) -> str:
     typed = "type" in value if isinstance(value, dict) else isinstance(value, OtherOptimParams)
-    return "other" if typed else "adam"
+    return OTHER if typed else ADAM
 
 
 OptimParams = Annotated[
-    Annotated[AdamParams, Tag("adam")] | Annotated[OtherOptimParams, Tag("other")], Discriminator(_optimizer_family)
+    Annotated[AdamParams, Tag(ADAM)] | Annotated[OtherOptimParams, Tag(OTHER)], Discriminator(_optimizer_family)
 ]
 
 

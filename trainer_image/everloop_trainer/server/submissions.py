@@ -249,14 +249,18 @@ def _validated(model: type[_Request], body: Body) -> _Request:
 
 def first_problem(error: ValidationError) -> str:
     """The first field that is wrong, and why."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{_location(first['loc'])}: {first['msg']}"
+    first = error.errors(include_url=False, include_context=False)[0]
+    # What is not finite is null in the SDK's JSON.
+    no_number = first["type"] == "float_type" and first["input"] is None
+    return f"{_location(first['loc'])}: {'must be a finite number' if no_number else first['msg']}"
 
 
 def _location(parts: tuple[int | str, ...]) -> str:
-    """`("prompt", "chunks", 1)` as `prompt.chunks[1]`; the names of union branches stay, they do not mislead."""
+    """`("prompt", "chunks", 1)` as `prompt.chunks[1]`, without the names of optimizer families, which no body has."""
     text = ""
     for part in parts:
+        if part in schemas.OPTIMIZER_FAMILIES:
+            continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text or "body"
 

@@ -11,8 +11,6 @@ from everloop_operator.core.events import Event
 from .decision import Decision
 from .observed import ObservedJob
 
-_LOST = (names.RECOVERY_NODE_LOST, names.RECOVERY_NODE_GONE)
-
 
 def tell(
     observed: ObservedJob, desired: RLJobStatus, decision: Decision | None, *, session_created: bool
@@ -26,9 +24,7 @@ def tell(
     if decision and decision.loss and attempt > before.attempt > 0:
         loss = decision.loss
         if loss.budget != "none":
-            reason = names.EVENT_NODE_LOST if loss.reason in _LOST else names.EVENT_POD_LOST
-            if loss.budget == "application":
-                reason = names.EVENT_DRIVER_FAILED
+            reason = names.EVENT_DRIVER_FAILED if loss.budget == "application" else loss.reason
             events.append(Event("Warning", reason, loss.message, f"{attempt}"))
         message = f"driver {attempt} takes over from driver {before.attempt} ({loss.reason})"
         events.append(Event("Normal", names.EVENT_NEW_ATTEMPT, message, f"{attempt}"))
