@@ -37,6 +37,8 @@ SAMPLE: dict[str, Any] = {
     "prompt_logprobs_last_n": None,
     "topk_prompt_logprobs": 0,
     "topk_sample_logprobs": 0,
+    "target_prompt_logprobs": None,
+    "prompt_alt_tokens_k": 0,
 }
 
 

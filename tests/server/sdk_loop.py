@@ -168,6 +168,18 @@ def everything(seed: int) -> None:
     greedy = types.SamplingParams(max_tokens=3, temperature=0.0, stop=[])
     asked = current.sample(text, 1, greedy, True, topk_prompt_logprobs=3, topk_sample_logprobs=2).result()
     last = current.sample(text, 1, greedy, True, prompt_logprobs_last_n=2).result()
+    likely = [[token for token, _ in each or []] for each in (asked.topk_prompt_logprobs or [])[1:]]
+    dense = types.TensorData(data=[token for row in likely for token in row], dtype="int64", shape=[4, 3])
+    named = current.sample(text, 1, greedy, target_prompt_logprobs=dense, prompt_alt_tokens_k=2).result()
+    sparse = types.TensorData(
+        data=likely[-1][:2],
+        dtype="int64",
+        shape=[4, 3],
+        sparse_crow_indices=[0, 0, 0, 0, 2],
+        sparse_col_indices=[0, 2],
+    )
+    row = current.sample(text, 1, greedy, target_prompt_logprobs=sparse).result().target_prompt_logprobs
+    alternatives = named.prompt_alt_tokens
     say(
         event="logprobs",
         trained=trained,
@@ -177,6 +189,9 @@ def everything(seed: int) -> None:
         sampled=[asked.sequences[0].tokens, asked.sequences[0].logprobs],
         likeliest=asked.sequences[0].topk_logprobs,
         last=last.prompt_logprobs,
+        named=named.target_prompt_logprobs.tolist(),
+        named_row=[row.shape, row.sparse_crow_indices, row.sparse_col_indices, row.data],
+        alternatives=[alternatives.tokens.tolist(), alternatives.logprobs.tolist()],
     )
     service.close("success").result()
     say(event="done")

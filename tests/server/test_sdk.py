@@ -73,6 +73,14 @@ def test_prompts_are_scored_as_the_trainer_scores_them(stub: Stub) -> None:
     for token, logprob, likeliest in zip(tokens, logprobs, told["likeliest"], strict=True):
         assert likeliest[0] == [token, pytest.approx(logprob, abs=1e-5)], "it is greedy"
         assert likeliest[1][1] <= logprob
+    scores = [[logprob for _, logprob in likeliest] for likeliest in told["prompt_likeliest"][1:]]
+    assert told["named"] == [pytest.approx(row, abs=1e-5) for row in scores]
+    shape, crow, columns, values = told["named_row"]
+    assert (shape, crow, columns) == ([4, 3], [0, 0, 0, 0, 2], [0, 2])
+    assert values == pytest.approx(scores[-1][:2], abs=1e-5)
+    ids, logprobs = told["alternatives"]
+    assert ids == [[likeliest[0][0]] * 2 for likeliest in told["prompt_likeliest"][1:]], "it is greedy"
+    assert logprobs == [pytest.approx([row[0]] * 2, abs=1e-5) for row in scores]
 
 
 def test_chunks_equal_one_request_and_a_bad_one_harms_nothing(stub: Stub) -> None:

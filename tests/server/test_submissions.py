@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,13 @@ from everloop_trainer.session.operations import (
     CreateModel,
     ForwardBackward,
     OptimStep,
+    PromptTargets,
     Refused,
     Sample,
     SaveWeights,
     SaveWeightsForSampler,
+    arguments_from_json,
+    arguments_to_json,
 )
 
 SESSION = "s-0123456789abcdef-0123456789abcdef"
@@ -110,8 +114,9 @@ def test_bad_creations_are_refused_under_their_number(changes: dict[str, Any], p
 
 
 def test_scores_that_are_asked_for_reach_the_engine() -> None:
-    """Each of the four under its own name."""
+    """Each of them under its own name."""
     asked = {
+        "prompt_alt_tokens_k": 5,
         "prompt_logprobs": True,
         "prompt_logprobs_last_n": 2,
         "topk_prompt_logprobs": 3,
@@ -123,6 +128,28 @@ def test_scores_that_are_asked_for_reach_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ({}, PromptTargets(2, 1, (7, -1))),
+        (
+            {"data": [9], "sparse_crow_indices": [0, 0, 1], "sparse_col_indices": [0]},
+            PromptTargets(2, 1, (9,), (0, 0, 1), (0,)),
+        ),
+    ],
+)
+def test_named_tokens_reach_the_engine_in_their_layout(layout: dict[str, Any], expected: PromptTargets) -> None:
+    """Dense or sparse as the SDK sent them, and the journal gives them back as they were."""
+    tensor = {"data": [7, -1], "dtype": "int64", "shape": [2, 1]} | layout
+    args = submissions.sample(SAMPLE | {"target_prompt_logprobs": tensor}, "base").args
+    assert isinstance(args, Sample)
+    assert args.target_prompt_logprobs == expected
+    assert arguments_from_json(args.KIND, json.loads(json.dumps(arguments_to_json(args)))) == args
+
+
+TENSOR = {"data": [1], "dtype": "int64", "shape": [1, 1]}
+
+
+@pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"num_samples": 0}, "num_samples"),
@@ -130,7 +157,11 @@ def test_scores_that_are_asked_for_reach_the_engine() -> None:
         ({"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "prompt.chunks[0]"),
         ({"prompt": {"chunks": [{"tokens": ["a"]}]}}, "prompt.chunks[0]"),
         ({"sampling_params": {"temperature": float("nan")}}, "sampling_params.temperature"),
-        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
+        ({"prompt_alt_tokens_k": "two"}, "prompt_alt_tokens_k"),
+        ({"target_prompt_logprobs": TENSOR | {"dtype": "float32"}}, "target_prompt_logprobs.dtype"),
+        ({"target_prompt_logprobs": TENSOR | {"shape": [1]}}, "target_prompt_logprobs.shape"),
+        ({"target_prompt_logprobs": TENSOR | {"data": [2**63]}}, "target_prompt_logprobs.data[0]"),
+        ({"target_prompt_logprobs": TENSOR | {"sparse_crow_indices": [0, 1]}}, "sparse_col_indices"),
         ({"record_stability_info": True}, "record_stability_info"),
     ],
 )

@@ -13,6 +13,20 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
+def uniforms(seed: int, position: int, count: int) -> NDArray[np.float64]:
+    """Return `count` numbers in [0, 1) for draws at a position of a prompt; none is one that `uniform` gives."""
+    key = np.array([seed % 2**64, position], np.uint64)
+    counter = np.array([0, 1, 0, 0], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
+
+
+def draw(logits: NDArray[np.float64], temperature: float, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Pick a token of the whole vocabulary for each of `numbers`, as `choose` does, with replacement."""
+    if temperature == 0:
+        return np.full(numbers.shape, np.argmax(logits), np.int64)
+    return _places(np.exp((logits - logits.max()) / temperature), numbers)
+
+
 def choose(logits: NDArray[np.float64], temperature: float, top_k: int, top_p: float, number: float) -> int:
     """Pick a token by inverting the cumulative distribution, in the order of ids, at `number` in [0, 1).
 
@@ -37,11 +51,16 @@ def choose(logits: NDArray[np.float64], temperature: float, top_k: int, top_p: f
             kept = kept[: int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1]
         kept = np.sort(kept)
         weights = weights[kept]
+    place = int(_places(weights, np.array([number]))[0])
+    return place if kept is None else int(kept[place])
+
+
+def _places(weights: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Where the cumulative sum of the weights passes each of the numbers, which are shares of the whole."""
     cumulative = np.cumsum(weights)
     # Rounding may carry the product up to the whole sum; the first place that has it is the last of any weight.
-    place = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
-    place = min(place, int(np.searchsorted(cumulative, cumulative[-1])))
-    return place if kept is None else int(kept[place])
+    places = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
+    return np.minimum(places, np.searchsorted(cumulative, cumulative[-1]))
 
 
 def log_sum_exp(logits: NDArray[np.float64]) -> float:

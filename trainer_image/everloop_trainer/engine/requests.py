@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.errors import ContentError
+from everloop_trainer.engine.targets import PromptTargets
 
 MOST_LIKELIEST = 256
 
@@ -30,6 +31,9 @@ class SampleRequest:
         prompt_logprobs_last_n: only so many of them, from the end; None: all but the first, which follows nothing.
         topk_prompt_logprobs: so many of the likeliest tokens are told at each of these positions.
         topk_sample_logprobs: and so many at each sampled one.
+        target_prompt_logprobs: tokens to be scored at positions of the prompt, whatever stands there.
+        prompt_alt_tokens_k: so many tokens are drawn, at `temperature` from the whole vocabulary, for each position of
+            the prompt but the first.
     """
 
     prompt: Sequence[int]
@@ -44,6 +48,8 @@ class SampleRequest:
     prompt_logprobs_last_n: int | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
+    target_prompt_logprobs: PromptTargets | None = None
+    prompt_alt_tokens_k: int = 0
 
     @property
     def scored(self) -> int:
@@ -79,9 +85,15 @@ class SampleRequest:
         if self.top_k != -1 and self.top_k < 1:
             raise ContentError(f"sampling_params.top_k: must be -1 or at least 1, got {self.top_k}")
         most = min(MOST_LIKELIEST, base.vocab_size)
-        for name, k in (("prompt", self.topk_prompt_logprobs), ("sample", self.topk_sample_logprobs)):
+        for name, k in (
+            ("topk_prompt_logprobs", self.topk_prompt_logprobs),
+            ("topk_sample_logprobs", self.topk_sample_logprobs),
+            ("prompt_alt_tokens_k", self.prompt_alt_tokens_k),
+        ):
             if not 0 <= k <= most:
-                raise ContentError(f"topk_{name}_logprobs: must be 0 to {most}, got {k}")
+                raise ContentError(f"{name}: must be 0 to {most}, got {k}")
+        if self.target_prompt_logprobs is not None:
+            self.target_prompt_logprobs.check(length, base.vocab_size)
         last = self.prompt_logprobs_last_n
         if last is not None and not self.prompt_logprobs:
             raise ContentError("prompt_logprobs_last_n: needs prompt_logprobs")

@@ -152,7 +152,7 @@ class Sampler:
         cache = DynamicCache()
         request = job.request
         hidden = self._base.hidden(torch.tensor([list(request.prompt)], dtype=torch.int64), cache)
-        job.scores = score_prompt(self._base, hidden[0], request.prompt, request.scored, request.topk_prompt_logprobs)
+        job.scores = score_prompt(self._base, hidden[0], request)
         return cache, _finite(self._base.logits(hidden[0, -1:])[0])
 
     def _go_on(self, job: _Job, index: int, logits: NDArray[np.float64]) -> int | None:
@@ -184,11 +184,7 @@ class Sampler:
             )
             if k := request.topk_sample_logprobs:
                 sequence.topk_sampled_logprobs.CopyFrom(completion.likeliest.to_proto(k, len(completion.tokens)))
-        if request.prompt_logprobs:
-            before = np.full(len(request.prompt) - request.scored, np.nan, np.float32)
-            response.prompt_logprobs = np.concatenate([before, scores.logprobs]).tobytes()
-        if k := request.topk_prompt_logprobs:
-            response.topk_prompt_logprobs.CopyFrom(scores.likeliest.to_proto(k, len(request.prompt)))
+        scores.tell(response, request)
         return [(job.key, bytes(response.SerializeToString(deterministic=True)))]
 
     def _let_go(self, job: _Job) -> None:

@@ -1,8 +1,7 @@
-"""Log-probabilities of given tokens, and of the likeliest ones, at positions of a text."""
+"""Log-probabilities of given tokens, of the likeliest and of drawn ones, at positions of a text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from everloop_trainer.engine.base import BaseModel
-from everloop_trainer.engine.choosing import log_sum_exp
+from everloop_trainer.engine.choosing import draw, log_sum_exp, uniforms
 from everloop_trainer.engine.errors import ContentError
+from everloop_trainer.engine.requests import SampleRequest
 from everloop_trainer.tinker_proto import tinker_public
 
 HEAD_TOKENS = 256
@@ -43,12 +43,58 @@ class Likeliest:
         return tinker_public.TopkLogprobs(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), k=k, length=length)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Drawn:
+    """Tokens that were drawn for each position: ids int64 (k,) and log-probabilities float32 (k,)."""
+
+    ids: list[NDArray[np.int64]] = field(default_factory=list)
+    logprobs: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def add(self, logits: NDArray[np.float64], normaliser: float, temperature: float, numbers: NDArray[Any]) -> None:
+        """Draw one token for each of `numbers`, from logits float64 (vocabulary,) and their log_sum_exp."""
+        ids = draw(logits, temperature, numbers)
+        self.ids.append(ids)
+        self.logprobs.append((logits[ids] - normaliser).astype(np.float32))
+
+    def to_proto(self, k: int) -> Any:
+        """As the SDK's PromptAltTokens: two matrices (positions, k)."""
+        shape = (len(self.ids), k)
+        ids = b"".join(each.tobytes() for each in self.ids)
+        logprobs = b"".join(each.tobytes() for each in self.logprobs)
+        return tinker_public.PromptAltTokens(
+            tokens=tinker_public.Tensor(dense=ids, dtype=tinker_public.DTYPE_INT64, shape=shape),
+            logprobs=tinker_public.Tensor(dense=logprobs, dtype=tinker_public.DTYPE_FLOAT32, shape=shape),
+        )
+
+
+@dataclass(slots=True)
 class PromptScores:
-    """Of the last tokens of a prompt: log-probability of each, float32 (n,), and the likeliest in its place."""
+    """What a request asked of its prompt.
+
+    Attributes:
+        logprobs: of each of its last tokens, float32 (scored,).
+        likeliest: in the place of each of these.
+        targets: of the named tokens, float32 (cells,); 0 where none is named.
+        drawn: for each position but the first, if any are wanted.
+    """
 
     logprobs: NDArray[np.float32]
     likeliest: Likeliest
+    targets: NDArray[np.float32]
+    drawn: Drawn
+
+    def tell(self, response: Any, request: SampleRequest) -> None:
+        """Put what was asked for into a SampleResponse."""
+        length = len(request.prompt)
+        if request.prompt_logprobs:
+            before = np.full(length - request.scored, np.nan, np.float32)
+            response.prompt_logprobs = np.concatenate([before, self.logprobs]).tobytes()
+        if k := request.topk_prompt_logprobs:
+            response.topk_prompt_logprobs.CopyFrom(self.likeliest.to_proto(k, length))
+        if request.target_prompt_logprobs is not None:
+            response.target_prompt_logprobs.CopyFrom(request.target_prompt_logprobs.to_proto(self.targets))
+        if k := request.prompt_alt_tokens_k:
+            response.prompt_alt_tokens.CopyFrom(self.drawn.to_proto(k))
 
 
 def target_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,22 +103,49 @@ def target_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.
     return logits.gather(1, targets) - normaliser, normaliser
 
 
-def score_prompt(base: BaseModel, hidden: torch.Tensor, prompt: Sequence[int], count: int, k: int) -> PromptScores:
-    """Score the last `count` tokens of a prompt, which may be none.
+def score_prompt(base: BaseModel, hidden: torch.Tensor, request: SampleRequest) -> PromptScores:
+    """Score as many positions at the end of a prompt as the request asks something of, which may be none.
 
     `hidden` are the states (length, hidden) that its tokens have with whichever adapter is in use.
 
     Raises ContentError if the logits are not finite.
     """
-    likeliest, found = Likeliest(), [np.empty(0, np.float32)]
-    for start in range(len(prompt) - count, len(prompt), HEAD_TOKENS):
-        stop = min(start + HEAD_TOKENS, len(prompt))
+    prompt, length, wanted = request.prompt, len(request.prompt), request.target_prompt_logprobs
+    named, rows = (np.empty(0, np.int64),) * 2 if wanted is None else wanted.cells()
+    scores = PromptScores(
+        logprobs=np.zeros(request.scored, np.float32),
+        likeliest=Likeliest(),
+        targets=np.zeros(0 if wanted is None else wanted.ids.size, np.float32),
+        drawn=Drawn(),
+    )
+    first_scored = length - request.scored
+    first = min([first_scored, 1 if request.prompt_alt_tokens_k else length, *(rows[:1] + 1).tolist()])
+    for start in range(first, length, HEAD_TOKENS):
+        stop = min(start + HEAD_TOKENS, length)
         logits = base.logits(hidden[start - 1 : stop - 1])
         if not torch.isfinite(logits).all():
             raise ContentError("the logits of these weights are not finite: they have diverged")
-        targets = torch.tensor(list(prompt[start:stop]))[:, None]
-        found.append(target_logprobs(logits, targets)[0][:, 0].numpy())
-        if k:
-            for row in logits.double().numpy():
-                likeliest.add(row, log_sum_exp(row), k)
-    return PromptScores(np.concatenate(found), likeliest)
+        own, normaliser = target_logprobs(logits, torch.tensor(list(prompt[start:stop]))[:, None])
+        if stop > first_scored:
+            scores.logprobs[max(start - first_scored, 0) : stop - first_scored] = own[max(first_scored - start, 0) :, 0]
+        here = slice(*np.searchsorted(rows, (start - 1, stop - 1)))
+        if wanted is not None:
+            at = torch.from_numpy(rows[here] - (start - 1))
+            ids = torch.from_numpy(wanted.ids[named[here]])
+            scores.targets[named[here]] = (logits[at, ids] - normaliser[at, 0]).numpy()
+        _tell_tokens(scores, request, start, logits)
+    return scores
+
+
+def _tell_tokens(scores: PromptScores, request: SampleRequest, start: int, logits: torch.Tensor) -> None:
+    """Add the likeliest and the drawn tokens of the positions from `start` on, whose logits these are."""
+    k, first_scored = request.topk_prompt_logprobs, len(request.prompt) - request.scored
+    if not (k or request.prompt_alt_tokens_k):
+        return
+    for position, row in enumerate(logits.double().numpy(), start):
+        normaliser = log_sum_exp(row)
+        if k and position >= first_scored:
+            scores.likeliest.add(row, normaliser, k)
+        if request.prompt_alt_tokens_k:
+            numbers = uniforms(request.seed, position, request.prompt_alt_tokens_k)
+            scores.drawn.add(row, normaliser, request.temperature, numbers)

@@ -51,16 +51,26 @@ def _scattered(field: str, csr: Any, values: NDArray[Any], shape: tuple[int, ...
     """From compressed sparse rows: row i holds values[crow[i]:crow[i + 1]] in these columns."""
     crow = _array(f"{field}.crow_indices", csr.crow_indices, np.dtype("<i8"))
     columns = _array(f"{field}.col_indices", csr.col_indices, np.dtype("<i8"))
-    counts = np.diff(crow)
-    if crow.size != shape[0] + 1 or crow[0] != 0 or crow[-1] != values.size or (counts < 0).any():
-        raise ContentError(f"{field}.crow_indices: don't divide {values.size} values among {shape[0]} rows")
-    if columns.size != values.size:
-        raise ContentError(f"{field}.col_indices: {columns.size} indices for {values.size} values")
-    if columns.size and not (columns.min() >= 0 and columns.max() < shape[1]):
-        raise ContentError(f"{field}.col_indices: must be 0 to {shape[1] - 1}")
-    cells = np.repeat(np.arange(shape[0]), counts) * shape[1] + columns
-    if np.unique(cells).size != cells.size:
-        raise ContentError(f"{field}.col_indices: a row names a column twice")
     dense = np.zeros(shape, values.dtype)
-    dense.reshape(-1)[cells] = values
+    dense[csr_rows(f"{field}.", crow, columns, values.size, shape), columns] = values
     return dense
+
+
+def csr_rows(
+    prefix: str, crow: NDArray[np.int64], columns: NDArray[np.int64], count: int, shape: tuple[int, ...]
+) -> NDArray[np.int64]:
+    """Return the row of each of `count` values in compressed sparse rows.
+
+    Raises ContentError if the indices are not those of so many cells of this shape; `prefix` begins their names.
+    """
+    counts = np.diff(crow)
+    if crow.size != shape[0] + 1 or crow[0] != 0 or crow[-1] != count or (counts < 0).any():
+        raise ContentError(f"{prefix}crow_indices: don't divide {count} values among {shape[0]} rows")
+    if columns.size != count:
+        raise ContentError(f"{prefix}col_indices: {columns.size} indices for {count} values")
+    if columns.size and not (columns.min() >= 0 and columns.max() < shape[1]):
+        raise ContentError(f"{prefix}col_indices: must be 0 to {shape[1] - 1}")
+    rows = np.repeat(np.arange(shape[0]), counts)
+    if np.unique(rows * shape[1] + columns).size != count:
+        raise ContentError(f"{prefix}col_indices: a row names a column twice")
+    return rows

@@ -37,6 +37,7 @@ from everloop_trainer.engine.model import LoraModel, load_adapter
 from everloop_trainer.engine.requests import SampleRequest
 from everloop_trainer.engine.sampling import Sampler
 from everloop_trainer.engine.spare import EXIT_DEFECT
+from everloop_trainer.engine.targets import PromptTargets
 from everloop_trainer.exitcodes import ACCELERATOR_FAILED
 from everloop_trainer.termination import give_up
 
@@ -245,8 +246,9 @@ class Worker:
 
     def _sample(self, header: Mapping[str, Any]) -> None:
         adapter = None if header["weights"] is None else self._frozen_adapter(header)
-        request = SampleRequest(**{name: header[name] for name in SampleRequest.__dataclass_fields__})
-        self._sampler.add(header["id"], request, adapter)
+        values = {name: header[name] for name in SampleRequest.__dataclass_fields__}
+        targets = PromptTargets.from_header(values.pop("target_prompt_logprobs"))
+        self._sampler.add(header["id"], SampleRequest(**values, target_prompt_logprobs=targets), adapter)
 
     def _step(self) -> None:
         """One token more for each sample, and the answers of those requests that have ended."""

@@ -128,6 +128,7 @@ class EngineClient:
         stored: dict[str, Any] = {"weights": None}
         if weights is not None:
             stored = {"weights": weights.path, "sha256": weights.sha256, "lora": dataclasses.asdict(weights.lora)}
+        targets = sample.target_prompt_logprobs
         _, response = await self._ask(
             "sample",
             **stored,
@@ -143,6 +144,8 @@ class EngineClient:
             prompt_logprobs_last_n=sample.prompt_logprobs_last_n,
             topk_prompt_logprobs=sample.topk_prompt_logprobs,
             topk_sample_logprobs=sample.topk_sample_logprobs,
+            target_prompt_logprobs=None if targets is None else dataclasses.asdict(targets),
+            prompt_alt_tokens_k=sample.prompt_alt_tokens_k,
         )
         return response
 

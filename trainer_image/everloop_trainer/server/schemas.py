@@ -177,6 +177,19 @@ class SamplingParams(_Request):
     top_p: FiniteFloat = 1
 
 
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class TargetTokens(_Request):
+    """SDK `TensorData`, of token ids: int64, two-dimensional, dense or in compressed sparse rows."""
+
+    data: list[Int64]
+    dtype: Literal["int64"]
+    shape: Annotated[list[Int64], Field(min_length=2, max_length=2)]
+    sparse_crow_indices: list[Int64] | None = None
+    sparse_col_indices: list[Int64] | None = None
+
+
 class SampleRequest(_Request):
     """SDK `SampleRequest`."""
 
@@ -190,7 +203,7 @@ class SampleRequest(_Request):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
-    target_prompt_logprobs: dict[str, Any] | None = None
+    target_prompt_logprobs: TargetTokens | None = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
     record_stability_info: bool | None = None

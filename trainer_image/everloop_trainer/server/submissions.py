@@ -23,6 +23,7 @@ from everloop_trainer.session.operations import (
     LoadWeights,
     Operation,
     OptimStep,
+    PromptTargets,
     Refused,
     Sample,
     SaveWeights,
@@ -197,14 +198,8 @@ def _sample(body: Body, weights: str | None) -> Arguments:
     params = request.sampling_params
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise _ContentError(f"num_samples: must be between 1 and {MAX_SAMPLES}, got {request.num_samples}")
-    unserved: dict[str, bool] = {
-        "target_prompt_logprobs": request.target_prompt_logprobs is not None,
-        "prompt_alt_tokens_k": request.prompt_alt_tokens_k > 0,
-        "record_stability_info": bool(request.record_stability_info),
-    }
-    for name, asked in unserved.items():
-        if asked:
-            raise _ContentError(f"{name}: not served by this version")
+    if request.record_stability_info:
+        raise _ContentError("record_stability_info: not served by this version")
     prompt: list[int] = []
     for index, chunk in enumerate(request.prompt.chunks):
         if not isinstance(chunk, schemas.EncodedTextChunk):
@@ -227,6 +222,23 @@ def _sample(body: Body, weights: str | None) -> Arguments:
         prompt_logprobs_last_n=request.prompt_logprobs_last_n,
         topk_prompt_logprobs=request.topk_prompt_logprobs,
         topk_sample_logprobs=request.topk_sample_logprobs,
+        target_prompt_logprobs=_targets(request.target_prompt_logprobs),
+        prompt_alt_tokens_k=request.prompt_alt_tokens_k,
+    )
+
+
+def _targets(tensor: schemas.TargetTokens | None) -> PromptTargets | None:
+    if tensor is None:
+        return None
+    crow, columns = tensor.sparse_crow_indices, tensor.sparse_col_indices
+    if (crow is None) != (columns is None):
+        raise _ContentError("target_prompt_logprobs: has one of sparse_crow_indices and sparse_col_indices")
+    return PromptTargets(
+        rows=tensor.shape[0],
+        width=tensor.shape[1],
+        ids=tuple(tensor.data),
+        crow=None if crow is None else tuple(crow),
+        columns=None if columns is None else tuple(columns),
     )
 
 

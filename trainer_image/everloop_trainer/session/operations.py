@@ -105,12 +105,27 @@ class SaveWeightsForSampler:
 
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
+class PromptTargets:
+    """A matrix of token ids of so many rows and columns; -1 asks for nothing. Row i is about the prompt's token i + 1.
+
+    `ids` are its cells, row by row: all of them or, with `crow` and `columns`, those of compressed sparse rows.
+    """
+
+    rows: int
+    width: int
+    ids: tuple[int, ...]
+    crow: tuple[int, ...] | None = None
+    columns: tuple[int, ...] | None = None
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """SDK `asample`: `num_samples` continuations of a prompt of token ids.
 
     `weights`: None for the base model, a tinker path, or `WEIGHTS_OF_SAMPLER`; acceptance resolves the latter two to
-    a frozen file, and `seed` None to a number. `stop`: None stops at EOS, an empty list at nothing. The last four say
-    which log-probabilities are told beside those of the sampled tokens.
+    a frozen file, and `seed` None to a number. `stop`: None stops at EOS, an empty list at nothing. The last six say
+    what is told beside the sampled tokens and their log-probabilities.
     """
 
     KIND: ClassVar[str] = "sample"
@@ -127,6 +142,8 @@ class Sample:
     prompt_logprobs_last_n: int | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
+    target_prompt_logprobs: PromptTargets | None = None
+    prompt_alt_tokens_k: int = 0
 
 
 @with_config(STRICT)

@@ -132,7 +132,8 @@ class Stream:
             self.done = seq + 1
         entry.ended = ended
         if isinstance(entry.args, Sample):
-            entry.args = replace(entry.args, prompt=())  # prompts are long, and nothing asks for them again
+            # These are long, and nothing asks for them again.
+            entry.args = replace(entry.args, prompt=(), target_prompt_logprobs=None)
         return entry
 
     def lose(self, entry: Entry) -> None:
