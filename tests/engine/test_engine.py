@@ -92,6 +92,17 @@ def test_interleaved_models_equal_each_alone(tiny_spare: Path, tmp_path: Path) -
     assert alone["small"] != alone["large"]
 
 
+def test_a_cancelled_sample_makes_room_and_has_no_answer(tiny_spare: Path) -> None:
+    """As many as are decoded side by side are let go of; what waited for their places is answered next."""
+    with Engine(tiny_spare) as engine:
+        long = engine.send("sample", prompt=[1], **{**SAMPLE, "num_samples": 64, "max_tokens": 500, "stop": []})
+        waiting = engine.send("sample", prompt=[1, 2], **SAMPLE)
+        engine.call("cancel", sample=long)
+        engine.answer(waiting)
+        engine.call("cancel", sample=waiting)
+        engine.call("sample", prompt=[1, 2], **SAMPLE)
+
+
 @pytest.mark.parametrize("outstanding", [False, True], ids=["boundary", "gradients outstanding"])
 def test_restore_and_replay_equal_the_unbroken_run(tiny_spare: Path, tmp_path: Path, outstanding: bool) -> None:
     """A snapshot taken up by another process, followed by the later operations, ends in the same bits."""

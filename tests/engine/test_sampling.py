@@ -228,6 +228,21 @@ def test_the_youngest_gives_way(tiny_base: BaseModel) -> None:
     assert _finish(sampler) == {key: _sample(tiny_base, REQUEST) for key in (0, 1)}
 
 
+def test_a_cancelled_request_leaves_the_others_as_they_are(tiny_base: BaseModel) -> None:
+    """Whether all, some or none of its samples have a place; what it held is free for those that wait."""
+    request = replace(REQUEST, temperature=3.0, num_samples=30)
+    expected = _sample(tiny_base, request)
+    for cancelled in range(4):
+        sampler = Sampler(tiny_base)
+        for key in range(4):
+            sampler.add(key, request, None)
+        sampler.step()
+        sampler.cancel(cancelled)
+        sampler.cancel(cancelled)
+        sampler.cancel(99)
+        assert _finish(sampler) == {key: expected for key in range(4) if key != cancelled}
+
+
 def test_end_of_text(tiny_base: BaseModel) -> None:
     """None stops at EOS, which is included; an empty list does not stop there; ids stop at themselves."""
     greedy = replace(REQUEST, temperature=0.0)

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -265,6 +266,23 @@ def refusals() -> None:
     say(event="done")
 
 
+def abandon(until: str, end: str) -> None:
+    """Cancels a large sample once the file `until` is there; a small one behind it has its answer. Waits for `end`."""
+    service = tinker.ServiceClient()
+    sampler = service.create_sampling_client(base_model=BASE_MODEL).result()
+    prompt = types.ModelInput.from_ints([5, 6, 7])
+    large = sampler.sample(prompt, 1024, types.SamplingParams(max_tokens=400, seed=1, stop=[]))
+    while not Path(until).exists():
+        time.sleep(0.01)
+    large.future().cancel()
+    small = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2, seed=1, stop=[])).result()
+    say(event="sampled", tokens=small.sequences[0].tokens)
+    while not Path(end).exists():
+        time.sleep(0.01)
+    service.close("success").result()
+    say(event="done")
+
+
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     scenarios: dict[str, Callable[..., None]] = {
@@ -274,6 +292,7 @@ if __name__ == "__main__":
         "everything": everything,
         "chunks": chunks,
         "refusals": refusals,
+        "abandon": abandon,
     }
     code = 1
     try:

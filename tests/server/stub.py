@@ -40,7 +40,7 @@ class Stub:
         self.app = Starlette(
             routes=[
                 Route("/api/v1/client/config", self._config, methods=["POST"]),
-                Route("/api/v1/client/dynamic_config", self._empty, methods=["POST"]),
+                Route("/api/v1/client/dynamic_config", self._dynamic_config, methods=["POST"]),
                 Route("/api/v1/create_session", self._create_session, methods=["POST"]),
                 Route("/api/v1/session_heartbeat", self._empty, methods=["POST"]),
                 Route("/api/v1/telemetry", self._telemetry, methods=["POST"]),
@@ -53,6 +53,9 @@ class Stub:
 
     async def _config(self, request: Request) -> Response:
         return JSONResponse(self.client_config)
+
+    async def _dynamic_config(self, request: Request) -> Response:
+        return JSONResponse({"sample_cancel_enabled": True})
 
     async def _empty(self, request: Request) -> Response:
         return JSONResponse({})

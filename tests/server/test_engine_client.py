@@ -193,6 +193,41 @@ async def test_a_connection_that_ends_or_makes_no_sense_is_a_lost_engine(tmp_pat
         await engine.close()
 
 
+async def test_the_engine_is_told_of_a_sample_that_is_cancelled(tmp_path: Path) -> None:
+    """Of that one alone; an answer that comes all the same is nobody's, and the next call has its own."""
+    asked: asyncio.Queue[frames.Header] = asyncio.Queue()
+
+    async def scripted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frames.encode({"event": "hello", "pid": 1, "base_model": "b", "files_sha256": "f"}))
+        while True:
+            header, _ = await frames.read(reader)
+            asked.put_nowait(header)
+            if header["op"] == "cancel":
+                writer.write(frames.encode({"id": header["sample"], "ok": True}, b"too late"))
+                writer.write(frames.encode({"id": header["id"], "ok": True}))
+                break
+        header, _ = await frames.read(reader)
+        writer.write(frames.encode({"id": header["id"], "ok": True}, b"sampled"))
+        await reader.read()
+        writer.close()
+
+    path = tmp_path / "s"
+    async with await asyncio.start_unix_server(scripted, path):
+        engine = await SpareSocket(path, "b", "f").connect()
+        sample = Sample((5, 6), 1, 3, 1.0, 1.0, -1, (), 7, None)
+        samples = [asyncio.create_task(engine.sample(None, sample)) for _ in range(3)]
+        numbers = [(await asked.get())["id"] for _ in samples]
+        samples[1].cancel()
+        told = await asyncio.wait_for(asked.get(), 10)
+        assert (told["op"], told["sample"]) == ("cancel", numbers[1])
+        assert await engine.sample(None, sample) == b"sampled"
+        assert samples[1].cancelled()
+        assert not samples[0].done()
+        await engine.close()
+        await asyncio.wait(samples)
+        assert isinstance(samples[0].exception(), EngineLost)
+
+
 async def test_no_spare_is_an_os_error(tmp_path: Path) -> None:
     """While there is no spare, connecting fails with what the session retries on."""
     with pytest.raises(OSError):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
 from everloop_trainer.peftfiles import CARD, CONFIG, WEIGHTS
+from everloop_trainer.session.execution import CANCELLED
 from everloop_trainer.session.identifiers import storage_id
 from tests.server import tinymodel
-from tests.server.pod import Pod
+from tests.server.pod import Pod, eventually
 from tests.server.sdk import SdkProgram
 from tests.server.stub import Stub
+from tests.server.wire import Wire
 
 
 def test_every_call_that_is_served(stub: Stub) -> None:
@@ -101,6 +104,33 @@ def test_chunks_equal_one_request_and_a_bad_one_harms_nothing(stub: Stub) -> Non
     assert spoilt["category"] == "user"
     (after,) = program.named("next")
     assert after["after"] == after["clean"] < unharmed[0]["before"]
+
+
+def test_an_abandoned_sample_is_cancelled(stub: Stub, tmp_path: Path) -> None:
+    """The SDK says so, the sample ends without having been sampled, and others go on."""
+    until, end = tmp_path / "cancel", tmp_path / "end"
+
+    def running() -> str | None:
+        underway = (stub.pod.status() or {}).get("underway")
+        return str(underway["operation"]) if underway else None
+
+    with SdkProgram(stub.url, "abandon", until=str(until), end=str(end)) as program:
+        request = eventually(running, "a sample in the engine")
+        before = len(stub.submits)
+        until.touch()
+        eventually(lambda: ("/api/v1/cancel_future", 200) in [each[:2] for each in stub.submits[before:]], "its end")
+        end.touch()
+        program.finish()
+    wire = Wire(stub.pod)
+    assert wire.retrieve(request).json() == {"error": CANCELLED, "category": "user"}
+    for repeat, status in ((request, 200), (f"{request.rpartition(':')[0]}:1", 200), (f"{request}9", 410)):
+        assert wire.post("cancel_future", {"request_id": repeat}).status_code == status
+    refused = wire.post("cancel_future", {"request_id": f"{wire.model}:1"})
+    assert (refused.status_code, refused.json()["detail"]) == (
+        400,
+        "request_id: only samples can be cancelled, not an operation of a model",
+    )
+    assert [event["tokens"] for event in program.named("sampled")] != [[]]
 
 
 def test_refusals_name_the_field(stub: Stub) -> None:

@@ -94,6 +94,12 @@ class Sampler:
         self._let_go(job)
         return job.key
 
+    def cancel(self, key: int) -> None:
+        """Let go of a request, which has no answer then; nothing happens if it isn't under way."""
+        for job in [*self._waiting, *(place.job for place in self._places)]:
+            if job.key == key:
+                self._let_go(job)
+
     @torch.no_grad()
     def step(self) -> list[Answer]:
         """Do one step and return what has ended: a serialised SampleResponse, or why there is none."""

@@ -79,6 +79,7 @@ class Worker:
             "drop_gradients": self._drop_gradients,
             "write": self._write,
             "snapshot": self._snapshot,
+            "cancel": self._cancel,
         }
 
     def run(self) -> int:
@@ -249,6 +250,10 @@ class Worker:
         values = {name: header[name] for name in SampleRequest.__dataclass_fields__}
         targets = PromptTargets.from_header(values.pop("target_prompt_logprobs"))
         self._sampler.add(header["id"], SampleRequest(**values, target_prompt_logprobs=targets), adapter)
+
+    def _cancel(self, header: Mapping[str, Any], _body: bytes) -> Answer:
+        self._sampler.cancel(header["sample"])
+        return {}, b""
 
     def _step(self) -> None:
         """One token more for each sample, and the answers of those requests that have ended."""

@@ -20,6 +20,7 @@ from everloop_trainer.server import listings, schemas, submissions
 from everloop_trainer.server.bodies import read_json_object, read_protobuf
 from everloop_trainer.server.checkpoints import CheckpointRoutes
 from everloop_trainer.server.gate import Closed, Gate, Guard
+from everloop_trainer.session import identifiers
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
 from everloop_trainer.session.service import Run
@@ -46,6 +47,7 @@ def build_app(gate: Gate) -> Starlette:
         "save_weights_external": pod.save_weights_external,
         "asample": pod.sample,
         "retrieve_future": pod.retrieve_future,
+        "cancel_future": pod.cancel_future,
         "get_info": pod.get_info,
         "weights_info": pod.weights_info,
     }
@@ -151,6 +153,15 @@ class _Routes:
                 return JSONResponse(pending | {"queue_state_reason": reason}, 408)
             case Unknown():
                 raise HTTPException(410, f"request_id: {asked.request_id!r} was never accepted here")
+
+    async def cancel_future(self, request: Request) -> Response:
+        asked = _fields(schemas.FutureCancelRequest, await read_json_object(request))
+        parts = identifiers.split_request_id(asked.request_id)
+        if parts is not None and identifiers.is_model(parts[0]):
+            raise HTTPException(400, "request_id: only samples can be cancelled, not an operation of a model")
+        if not await self._gate.call(self._gate.service.cancel(asked.request_id)):
+            raise HTTPException(410, f"request_id: {asked.request_id!r} was never accepted here")
+        return JSONResponse({})
 
     async def training_runs(self, _request: Request) -> Response:
         return JSONResponse({"training_runs": [listings.run_body(run) for run in await self._runs()]})

@@ -129,8 +129,10 @@ class EngineClient:
         if weights is not None:
             stored = {"weights": weights.path, "sha256": weights.sha256, "lora": dataclasses.asdict(weights.lora)}
         targets = sample.target_prompt_logprobs
-        _, response = await self._ask(
+        number = next(self._ids)
+        asking = self._ask(
             "sample",
+            number=number,
             **stored,
             prompt=sample.prompt,
             num_samples=sample.num_samples,
@@ -147,6 +149,12 @@ class EngineClient:
             target_prompt_logprobs=None if targets is None else dataclasses.asdict(targets),
             prompt_alt_tokens_k=sample.prompt_alt_tokens_k,
         )
+        try:
+            _, response = await asking
+        except asyncio.CancelledError:
+            if not self._lost.is_set():  # its answer, if there is one, finds nobody
+                self._writer.write(frames.encode({"id": next(self._ids), "op": "cancel", "sample": number}))
+            raise
         return response
 
     async def wait_lost(self) -> None:
@@ -165,10 +173,12 @@ class EngineClient:
         async with self._turn:
             return await self._ask(op, body, **fields)
 
-    async def _ask(self, op: str, body: bytes = b"", **fields: Any) -> tuple[frames.Header, bytes]:
+    async def _ask(
+        self, op: str, body: bytes = b"", *, number: int | None = None, **fields: Any
+    ) -> tuple[frames.Header, bytes]:
         if self._lost.is_set():
             raise EngineLost(f"engine {self._pid} is gone")
-        number = next(self._ids)
+        number = next(self._ids) if number is None else number
         try:
             frame = frames.encode({"id": number, "op": op, **fields}, body)
         except frames.FrameError as error:

@@ -215,3 +215,9 @@ class FutureRetrieveRequest(_Request):
 
     request_id: str
     allow_metadata_only: bool = False
+
+
+class FutureCancelRequest(_Request):
+    """What the SDK's client sends when a sample is abandoned (`InternalClientHolder._send_cancel_request`)."""
+
+    request_id: str

@@ -45,6 +45,8 @@ from everloop_trainer.session.recovery import stands_on
 from everloop_trainer.session.streams import Entry
 from everloop_trainer.session.windows import Failure, spoiling_failure
 
+CANCELLED = "sample: cancelled by its client before it ended"
+"""What somebody is told who asks for a sample that was cancelled; the SDK itself does not ask any more."""
 SKIPPED = "skipped_no_gradients"
 """Metric of an optim_step that found no gradients and changed nothing."""
 
@@ -94,6 +96,10 @@ class Execution:
     def give_up(self, entry: Entry) -> Ending:
         """The result of an operation that no engine survives."""
         return self._failed(entry, cause(asked_kind(entry.args), entry.request_id), "server")
+
+    def cancel(self, entry: Entry) -> Ending:
+        """The result of a sample that nobody waits for any more."""
+        return self._failed(entry, CANCELLED)
 
     async def _run(self, engine: Engine, generation: int, entry: Entry, request: bytes) -> Ending:
         args = entry.args

@@ -109,7 +109,10 @@ class Engine(Protocol):
         """
 
     async def sample(self, weights: FrozenWeights | None, sample: Sample) -> bytes:
-        """Sample from stored weights or, with None, from the base model; returns a protobuf SampleResponse."""
+        """Sample from stored weights or, with None, from the base model; returns a protobuf SampleResponse.
+
+        If it is cancelled, the engine lets go of the sample.
+        """
 
     async def wait_lost(self) -> None:
         """Return when the engine is gone."""

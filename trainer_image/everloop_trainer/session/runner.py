@@ -77,7 +77,10 @@ class Runner:
         self.engine: Engine | None = None
         self.running: Entry | None = None
         self.sampling: dict[str, float] = {}
-        self._samples: set[asyncio.Task[None]] = set()
+        self._samples: dict[asyncio.Task[None], str] = {}
+        self._ending: set[str] = set()
+        """Operations whose result is on its way to the disk: each has one, whoever else would end it."""
+        self._cancelling: dict[str, asyncio.Task[None]] = {}
         self.started = self.worked = self._counted = self._since
         self.recoveries: list[Recovery] = []
 
@@ -116,6 +119,32 @@ class Runner:
         """Start nothing new: finish the running operation, snapshot every model, and end `run`."""
         self._draining = True
         self._wake.set()
+
+    async def cancel(self, entry: Entry) -> None:
+        """End a sample that has not ended as failed, and take it out of the engine; ends once that is durable.
+
+        Raises Fenced or StorageFailed.
+        """
+        ending = self._cancelling.get(entry.request_id)
+        if ending is None:
+            if not self._may_end(entry):
+                return
+            self._ending.add(entry.request_id)
+            # Whoever asked for it may go away meanwhile, but what is being written must take effect.
+            ending = asyncio.create_task(self._cancel(entry), name=f"cancel {entry.request_id}")
+            self._cancelling[entry.request_id] = ending
+            ending.add_done_callback(lambda _: self._cancelling.pop(entry.request_id))
+        await asyncio.shield(ending)
+
+    async def _cancel(self, entry: Entry) -> None:
+        for task, request in self._samples.items():
+            if request == entry.request_id:
+                task.cancel()
+        await self._end(entry, *self._execution.cancel(entry))
+        self._context.work.end(asked_kind(entry.args), ok=False, seconds=0.0)
+
+    def _may_end(self, entry: Entry) -> bool:
+        return entry.ended is None and entry.request_id not in self._ending
 
     async def run(self) -> None:
         """Run until drained. Raises Fenced or StorageFailed."""
@@ -188,7 +217,7 @@ class Runner:
             if name in self._context.broken:
                 continue
             for entry in stream.runnable():
-                if self._verdict(entry) == verdict:
+                if self._may_end(entry) and self._verdict(entry) == verdict:
                     return entry
         return None
 
@@ -305,7 +334,9 @@ class Runner:
                 else:
                     await self._run_one(engine, entry)
             # What is in the engine now has its result before the engine is let go: else it would seem to die in it.
-            await asyncio.gather(*self._samples)
+            while self._samples:
+                await asyncio.wait(self._samples, return_when=asyncio.FIRST_COMPLETED)
+                self._look_after_samples()
         except LOST:
             # Each ends by itself, with the loss or with a result that is being written and must not come twice.
             await asyncio.gather(*self._samples, return_exceptions=True)
@@ -320,7 +351,7 @@ class Runner:
     def _begin_sample(self, engine: Engine, entry: Entry) -> None:
         self.sampling[entry.request_id] = self._context.config.monotonic()
         sample = asyncio.create_task(self._run_sample(engine, entry), name=entry.request_id)
-        self._samples.add(sample)
+        self._samples[sample] = entry.request_id
         sample.add_done_callback(lambda _: self._wake.set())
 
     async def _run_sample(self, engine: Engine, entry: Entry) -> None:
@@ -332,8 +363,9 @@ class Runner:
     def _look_after_samples(self) -> None:
         """Raise what a sample's task raised: the engine is lost, or this incarnation is over."""
         for sample in [each for each in self._samples if each.done()]:
-            self._samples.remove(sample)
-            sample.result()
+            del self._samples[sample]
+            if not sample.cancelled():
+                sample.result()
 
     def _next(self) -> Entry | None:
         """The operation whose turn it is; its stream goes to the end of the round."""
@@ -356,7 +388,7 @@ class Runner:
         if len(self.sampling) >= MOST_SAMPLES:
             return None
         waiting = (entry for entry in stream.pending.values() if entry.request_id not in self.sampling)
-        return next((entry for entry in waiting if entry.durable), None)
+        return next((entry for entry in waiting if entry.durable and self._may_end(entry)), None)
 
     async def _run_one(self, engine: Engine, entry: Entry) -> None:
         """Run an operation and make its result durable before anything else happens.
@@ -371,6 +403,8 @@ class Runner:
         except JournalDamaged as damage:
             context.stop(entry.stream, str(damage))
             return
+        if not self._may_end(entry):
+            return
         tried = Try(entry.stream, entry.seq, engine.pid)
         position, noted = context.journal.note(tried)
         await asyncio.shield(noted)
@@ -378,6 +412,9 @@ class Runner:
         if entry.request_id not in self.sampling:
             self.running, self.started = entry, context.config.monotonic()
         result, body, seconds = await self._execution.run(engine, self._generation, entry, request)
+        if not self._may_end(entry):  # cancelled, while it ran alone
+            self.running = None
+            return
         now = context.config.monotonic()
         useful, self._counted = min(seconds, now - self._counted), now  # what ran beside it counts once
         await self._end(entry, result, body)
@@ -389,9 +426,11 @@ class Runner:
             await self._autosaving.take_if_due(engine, self._generation, entry.stream)
 
     async def _end(self, entry: Entry, result: Result, body: bytes) -> None:
+        self._ending.add(entry.request_id)
         position, durable = self._context.journal.append(result, body)
         await asyncio.shield(durable)
         self._context.history.apply(result, position)
+        self._ending.discard(entry.request_id)
         self.worked = self._context.config.monotonic()
         if self.running is entry:
             self.running = None

@@ -203,6 +203,20 @@ class SessionService:
         except JournalDamaged as damage:
             return await self._stopped(entry.stream, damage, timeout)
 
+    async def cancel(self, request: str) -> bool:
+        """End a sample for which nobody waits, and return whether there is one of that id.
+
+        It ends as failed, which is durable when this returns; one that has ended stays as it is. A repeat is harmless.
+        """
+        self._heard = self._context.config.monotonic()
+        entry = self._context.history.find(request)
+        if isinstance(entry, Entry) and isinstance(entry.args, Sample) and entry.stream not in self._context.broken:
+            await self._runner.cancel(entry)
+            if entry.ended is not None:  # nobody will fetch it, and it need not be kept for longer than what was
+                self._compacting.fetched(entry.stream, entry.seq)
+        await self._context.journal.check_fence()
+        return entry is not None
+
     async def _stopped(self, stream: str, damage: JournalDamaged, timeout: float) -> Pending:
         """What is told of a damaged result, after `timeout` seconds: whoever hears of it asks again at once."""
         self._context.stop(stream, str(damage))
