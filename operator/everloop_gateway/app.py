@@ -44,11 +44,10 @@ CLIENT_CONFIG = {
     "sample_no_retries": False,
     # An outage may last longer than the two hours after which the client would call a sample stuck.
     "sample_enable_stuck_detection": False,
-    "sample_use_retrieve_futures": False,
     "sample_join_sampling_session": False,
     "custom_loss_server_side": False,
 }
-DYNAMIC_CONFIG = {"refresh_interval_sec": 300, "sample_cancel_enabled": False}
+DYNAMIC_CONFIG = {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
 Work = Callable[[Incoming, Progress], Awaitable[Answer]]
 Endpoint = Callable[[Request], Awaitable[HeldResponse]]
@@ -60,8 +59,16 @@ class App:
     """Handlers of all routes. Every one but the health probes wants an API key."""
 
     def __init__(
-        self, cluster: Cluster, calls: Calls, listings: Listings, checkpoints: Checkpoints, draining: asyncio.Event
+        self,
+        cluster: Cluster,
+        calls: Calls,
+        listings: Listings,
+        checkpoints: Checkpoints,
+        draining: asyncio.Event,
+        *,
+        batched_polls: bool,
     ) -> None:
+        self._config = {**CLIENT_CONFIG, "sample_use_retrieve_futures": batched_polls}
         self._cluster = cluster
         self._calls = calls
         self._listings = listings
@@ -84,6 +91,8 @@ class App:
             "save_weights_external": (Kind.SAVE, calls.train, wire.JSON),
             "asample": (Kind.SAMPLE, calls.sample, wire.JSON),
             "retrieve_future": (Kind.POLL, calls.retrieve_future, wire.JSON),
+            "retrieve_futures": (Kind.POLL_ALL, calls.retrieve_futures, wire.JSON),
+            "cancel_future": (Kind.QUERY, calls.cancel_future, wire.JSON),
         }
         return [
             Route("/healthz", self.health),
@@ -126,7 +135,7 @@ class App:
     async def client_config(self, request: Request) -> Response:
         """Flags that steer the SDK."""
         await self._principal(request)
-        return JSONResponse(CLIENT_CONFIG)
+        return JSONResponse(self._config)
 
     async def dynamic_config(self, request: Request) -> Response:
         """Flags that the SDK reads again from time to time."""
@@ -317,11 +326,17 @@ class App:
 
 
 def build(
-    cluster: Cluster, calls: Calls, listings: Listings, checkpoints: Checkpoints, draining: asyncio.Event
+    cluster: Cluster,
+    calls: Calls,
+    listings: Listings,
+    checkpoints: Checkpoints,
+    draining: asyncio.Event,
+    *,
+    batched_polls: bool,
 ) -> Starlette:
     """The ASGI application."""
     return Starlette(
-        routes=App(cluster, calls, listings, checkpoints, draining).routes(),
+        routes=App(cluster, calls, listings, checkpoints, draining, batched_polls=batched_polls).routes(),
         exception_handlers={HTTPException: _error},
     )
 

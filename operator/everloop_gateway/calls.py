@@ -123,6 +123,30 @@ class Calls:
 
     async def retrieve_future(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward a long poll."""
+        request_id, binding = await self._requested(incoming, progress)
+        answer = await self._deliver(incoming, binding, Kind.POLL, progress)
+        if answer.status == GONE:
+            # The pod may be faster with this poll than with a call that was kept while it was away.
+            await self._intents.settle(request_id, progress)
+            answer = await self._deliver(incoming, binding, Kind.POLL, progress)
+        return answer
+
+    async def retrieve_futures(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Forward a long poll for all samples of one client of a sampling session."""
+        target = _json(incoming.body).get("target")
+        if not isinstance(target, dict):
+            raise Refusal(400, "target: an object is required")
+        sampler = _sampler(_read(wire.text_field, target, "sampling_session_id"))
+        binding = await self._bound(incoming.principal, sampler, "target.sampling_session_id", progress)
+        return await self._deliver(incoming, binding, Kind.POLL_ALL, progress)
+
+    async def cancel_future(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Have a sample stopped for which nobody waits any more; a repeat does no harm."""
+        _, binding = await self._requested(incoming, progress)
+        return await self._deliver(incoming, binding, Kind.QUERY, progress)
+
+    async def _requested(self, incoming: Incoming, progress: Progress) -> tuple[str, Binding]:
+        """The operation of the key's own that a body names, and where its stream is."""
         request_id = _read(wire.text_field, _json(incoming.body), "request_id")
         try:
             stream = parse_request_id(request_id)
@@ -132,12 +156,7 @@ class Calls:
         binding = await self._known(incoming.principal, stream, progress)
         if binding is None:
             raise Refusal(410, f"request_id: {request_id!r} is not known; its storage may have been deleted")
-        answer = await self._deliver(incoming, binding, Kind.POLL, progress)
-        if answer.status == GONE:
-            # The pod may be faster with this poll than with a call that was kept while it was away.
-            await self._intents.settle(request_id, progress)
-            answer = await self._deliver(incoming, binding, Kind.POLL, progress)
-        return answer
+        return request_id, binding
 
     async def get_info(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward get_info, and add the tokenizer that the catalogue names."""
@@ -194,7 +213,7 @@ class Calls:
             return stopped_answer(kind, binding.id, incoming.body, incoming.content_type, answer.detail)
         if isinstance(answer, Gone):
             return error_answer(GONE, answer.detail)
-        if kind is not Kind.POLL:
+        if not kind.polls:
             log.debug("submit", path=incoming.path, stream=binding.id, status=answer.status, key_id=binding.key_id)
         return answer
 

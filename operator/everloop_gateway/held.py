@@ -84,7 +84,7 @@ class HeldResponse:
                 pass
             elif drain.done():
                 # Another replica takes the repeat.
-                status = REQUEST_TIMEOUT if self._kind is Kind.POLL else SERVICE_UNAVAILABLE
+                status = REQUEST_TIMEOUT if self._kind.polls else SERVICE_UNAVAILABLE
                 await _send_answer(send, self._not_yet(status, "this gateway is shutting down"), close=True)
             elif isinstance(step, BeginStream):
                 log.debug("call held", kind=self._kind.value, reason=progress.reason)

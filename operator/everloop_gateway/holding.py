@@ -41,6 +41,12 @@ class Kind(Enum):
     SAVE = "save"
     SAMPLE = "sample"
     POLL = "poll"
+    POLL_ALL = "poll_all"
+
+    @property
+    def polls(self) -> bool:
+        """Whether it waits for something to end, and so may take as long as the SDK lets a poll take."""
+        return self in (Kind.POLL, Kind.POLL_ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ def next_step(kind: Kind, waited: float, outage: float, sent: bool) -> Step:
         outage: seconds since what it waits for, its session pod or the Kubernetes API, last served this replica.
         sent: it has just been sent to its pod, which has not answered yet.
     """
-    if kind is Kind.POLL:
+    if kind.polls:
         limit = POLL_LIMIT_SECONDS if sent else POLL_ANSWER_SECONDS
         return _until(limit, waited, TellToRepeat(REQUEST_TIMEOUT))
     if kind is Kind.SAMPLE:

@@ -42,7 +42,9 @@ async def serve(settings: Settings) -> None:
         calls = Calls(cluster, pods, intents)
         listings = Listings(cluster, pods, calls)
         checkpoints = Checkpoints(pods, calls)
-        application = metrics.Counting(app.build(cluster, calls, listings, checkpoints, draining))
+        application = metrics.Counting(
+            app.build(cluster, calls, listings, checkpoints, draining, batched_polls=settings.batched_polls)
+        )
         server = _Server(application, settings.pod_ip, draining)
         async with _metrics_port(cluster, settings), asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(cluster.run()), tasks.create_task(intents.run(cluster.ready))]

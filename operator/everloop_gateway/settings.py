@@ -22,10 +22,12 @@ class Settings:
     log_level: str
     metrics: bool
     """Whether there is a metrics port."""
+    batched_polls: bool = False
+    """Whether clients are told to wait for all samples of a sampling session with one call."""
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Read POD_IP and the variables EVERLOOP_RELEASE_NAMESPACE, _NAMESPACES, _LOG_LEVEL and _METRICS.
+    """Read POD_IP and the variables EVERLOOP_RELEASE_NAMESPACE, _NAMESPACES, _LOG_LEVEL, _METRICS and _BATCHED_POLLS.
 
     Raises InvalidSettings.
     """
@@ -41,14 +43,19 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     level = environment.get("EVERLOOP_LOG_LEVEL", "INFO").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise InvalidSettings("EVERLOOP_LOG_LEVEL: one of DEBUG, INFO, WARNING, ERROR")
-    metrics = environment.get("EVERLOOP_METRICS") or "false"
-    if metrics not in ("true", "false"):
-        raise InvalidSettings("EVERLOOP_METRICS: true or false")
     listed = (item.strip() for item in environment.get("EVERLOOP_NAMESPACES", "").split(","))
     return Settings(
         str(address),
         environment["EVERLOOP_RELEASE_NAMESPACE"],
         tuple(item for item in listed if item),
         level,
-        metrics == "true",
+        metrics=_switch(environment, "EVERLOOP_METRICS"),
+        batched_polls=_switch(environment, "EVERLOOP_BATCHED_POLLS"),
     )
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    value = environment.get(name) or "false"
+    if value not in ("true", "false"):
+        raise InvalidSettings(f"{name}: true or false")
+    return value == "true"

@@ -162,7 +162,7 @@ class Upstream:
             **call.extra_headers,
         }
         url = f"http://{_host(incarnation.ip)}:{names.TRAINER_PORT}{call.path}"
-        limit = POLL_SECONDS if call.kind is Kind.POLL else SUBMIT_SECONDS
+        limit = POLL_SECONDS if call.kind.polls else SUBMIT_SECONDS
         try:
             async with asyncio.timeout(limit):
                 async with self._http.request(

@@ -36,6 +36,7 @@ from tests.chart.conftest import CHART, ON_DEMAND, Helm
             "catalogue/0/sessionTemplate/spec/baseModel",
         ),
         ({"gateway": {"createSessions": "no"}}, "gateway/createSessions"),
+        ({"gateway": {"batchedPolls": "true"}}, "gateway/batchedPolls"),
         ({"evictionSeconds": "5"}, "evictionSeconds"),
         ({"nodeLostSeconds": 2}, "nodeLostSeconds"),
         ({"nodeHealth": {"profiles": ["hyperpods"]}}, "nodeHealth/profiles/0"),

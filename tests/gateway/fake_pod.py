@@ -86,6 +86,11 @@ class Pod:
             return JSONResponse({"detail": "fenced"}, 421)
         if method == "retrieve_future":
             return await self.retrieve(json.loads(body)["request_id"])
+        if method == "retrieve_futures":
+            return self.completions(json.loads(body)["target"]["sampling_session_id"])
+        if method == "cancel_future":
+            self.ledger.write(cancelled=json.loads(body)["request_id"], pod=self.uid)
+            return JSONResponse({})
         if method == "get_info":
             return self.info(json.loads(body)["model_id"])
         if "/checkpoints/" in request.url.path:
@@ -174,6 +179,11 @@ class Pod:
             return JSONResponse({"detail": "fenced"}, 421)
         self.ledger.write(delivered=request_id, pod=self.uid)
         return self.result(operation, request_id.rpartition(":")[0])
+
+    def completions(self, sampler: str) -> Response:
+        accepted = [r["accepted"] for r in self.ledger.read() if r.get("accepted", "").startswith(f"{sampler}:")]
+        completions = [{"state": "finished", "request_id": request} for request in accepted]
+        return JSONResponse({"completions": completions, "cursor": len(accepted)})
 
     def result(self, operation: dict[str, Any], stream: str) -> Response:
         method, extra = operation["method"], operation["extra"]

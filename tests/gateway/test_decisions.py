@@ -170,6 +170,8 @@ PAUSED, BUSY, AGAIN = TellToRepeat(402), TellToRepeat(429), TellToRepeat(408)
         (Kind.POLL, 30, 0, False, AGAIN),
         (Kind.POLL, 30, 0, True, KeepWaiting(10.0)),
         (Kind.POLL, 40, 0, True, AGAIN),
+        (Kind.POLL_ALL, 5, 0, False, KeepWaiting(25.0)),
+        (Kind.POLL_ALL, 40, 0, True, AGAIN),
     ],
 )
 def test_how_a_call_is_held(kind: Kind, waited: float, outage: float, sent: bool, step: object) -> None:

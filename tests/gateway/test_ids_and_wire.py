@@ -238,7 +238,9 @@ def test_settings_come_from_the_environment() -> None:
     found = settings.from_environment(
         {"POD_IP": "127.0.0.5", "EVERLOOP_RELEASE_NAMESPACE": "system", "EVERLOOP_NAMESPACES": "a, b"}
     )
-    assert found == settings.Settings("127.0.0.5", "system", ("a", "b"), "INFO", metrics=False)
+    assert found == settings.Settings("127.0.0.5", "system", ("a", "b"), "INFO", metrics=False, batched_polls=False)
+    switched = {"POD_IP": "127.0.0.5", "EVERLOOP_RELEASE_NAMESPACE": "system", "EVERLOOP_BATCHED_POLLS": "true"}
+    assert settings.from_environment(switched).batched_polls
 
 
 @pytest.mark.parametrize(

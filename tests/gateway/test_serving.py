@@ -254,6 +254,7 @@ def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayP
         ("create_session", b"[]", {}, 400, "not a JSON object"),
         ("create_model", b'{"session_id": 3}', {}, 400, "session_id"),
         ("retrieve_future", b'{"request_id": "x"}', {}, 410, "request_id"),
+        ("cancel_future", b"{}", {}, 400, "request_id"),
         ("forward_backward", b"\xff\xff", {"content-type": "application/x-protobuf"}, 400, "protobuf"),
         ("forward_backward", b"{}", {}, 415, "content-type"),
         (
@@ -284,6 +285,44 @@ def test_an_undecodable_call_is_refused_with_its_field(
     assert answer.status_code == status
     assert word in answer.json()["detail"]
     assert tenant.bindings() == []
+
+
+def test_a_cancelled_sample_is_told_to_its_pod(cluster: Cluster, gateway: GatewayProcess, serving: Tenant) -> None:
+    """Without waiting for it to end, and the SDK is told that it may; a request that nobody made is refused."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        assert client.post("/client/dynamic_config").json()["sample_cancel_enabled"] is True
+        body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "org/small"}
+        sampler = client.post("/create_sampling_session", json=body).json()["sampling_session_id"]
+        request = client.post("/asample", json={"sampling_session_id": sampler, "seq_id": 0}).json()["request_id"]
+        assert client.post("/cancel_future", json={"request_id": request}).status_code == 200
+        assert [r["cancelled"] for r in serving.ledger() if "cancelled" in r] == [request]
+        unknown = client.post("/cancel_future", json={"request_id": f"{session_id}:sample:7:0"})
+    assert (unknown.status_code, "request_id" in unknown.json()["detail"]) == (410, True)
+
+
+def test_a_poll_for_all_samples_goes_to_the_pod_of_their_session(
+    cluster: Cluster, gateway: GatewayProcess, serving: Tenant
+) -> None:
+    """Of the key's own sampling session alone; clients are not told to do so unless the platform says so."""
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        assert client.post("/client/config").json()["sample_use_retrieve_futures"] is False
+        body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "org/small"}
+        sampler = client.post("/create_sampling_session", json=body).json()["sampling_session_id"]
+        for seq in range(2):
+            client.post("/asample", json={"sampling_session_id": sampler, "seq_id": seq})
+        found = client.post("/retrieve_futures", json={"target": {"sampling_session_id": sampler}, "prev_cursor": 0})
+        assert found.json() == {
+            "completions": [{"state": "finished", "request_id": f"{sampler}:{seq}"} for seq in range(2)],
+            "cursor": 2,
+        }
+        for target, status, field in (
+            (None, 400, "target"),
+            ({}, 400, "sampling_session_id"),
+            ({"sampling_session_id": f"{session_id}:train:0"}, 404, "sampling_session_id"),
+            ({"sampling_session_id": f"{session_id}:sample:9"}, 404, "sampling_session_id"),
+        ):
+            refused = client.post("/retrieve_futures", json={"target": target})
+            assert (refused.status_code, field in refused.json()["detail"]) == (status, True)
 
 
 def test_an_unknown_request_is_410(cluster: Cluster, gateway: GatewayProcess, tenant: Tenant) -> None:

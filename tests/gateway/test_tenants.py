@@ -119,6 +119,8 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
         "save_weights_external": [post("save_weights_external", **operation(other.model), path="new")],
         "asample": [post("asample", sampling_session_id=other.sampler, **number("seq_id"))],
         "retrieve_future": [post("retrieve_future", request_id=other.request)],
+        "retrieve_futures": [post("retrieve_futures", target={"sampling_session_id": other.sampler})],
+        "cancel_future": [post("cancel_future", request_id=other.request)],
     }
     return {f"{PREFIX}/{route}": ways for route, ways in named.items()}
 

@@ -283,6 +283,29 @@ def abandon(until: str, end: str) -> None:
     say(event="done")
 
 
+def many(samples: int) -> None:
+    """Many samples at a time of different lengths, one of them refused, by one client."""
+    service = tinker.ServiceClient()
+    sampler = service.create_sampling_client(base_model=BASE_MODEL).result()
+    futures = [
+        sampler.sample(
+            types.ModelInput.from_ints([5, 6, 10_000 if index == samples // 2 else 7]),
+            1,
+            types.SamplingParams(max_tokens=20 + index, seed=index, stop=[]),
+        )
+        for index in range(samples)
+    ]
+    answers: list[list[int] | str] = []
+    for future in futures:
+        try:
+            answers.append(list(future.result().sequences[0].tokens))
+        except tinker.RequestFailedError as error:
+            answers.append(str(error.category))
+    say(event="sampled", answers=answers)
+    service.close("success").result()
+    say(event="done")
+
+
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     scenarios: dict[str, Callable[..., None]] = {
@@ -293,6 +316,7 @@ if __name__ == "__main__":
         "chunks": chunks,
         "refusals": refusals,
         "abandon": abandon,
+        "many": many,
     }
     code = 1
     try:

@@ -26,12 +26,15 @@ MODELS = [
     "SamplingParams",
     "SampleRequest",
     "FutureRetrieveRequest",
+    "SamplingSessionFuturesTarget",
+    "FuturesRetrieveRequest",
 ]
 SDK_FIELDS = f"""
 import importlib, json, pydantic
 from pydantic_core import PydanticUndefined
 places = {{"AdamParams": "optimizer", "ModelInput": "_pydantic_types.model_input",
-          "SamplingParams": "_pydantic_types.sampling_params", "LoraConfig": "lora_config"}}
+          "SamplingParams": "_pydantic_types.sampling_params", "LoraConfig": "lora_config",
+          "SamplingSessionFuturesTarget": "futures_retrieve_request"}}
 snake = lambda name: "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 found = {{}}
 for name in {MODELS!r}:

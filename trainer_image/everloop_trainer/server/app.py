@@ -21,6 +21,7 @@ from everloop_trainer.server.bodies import read_json_object, read_protobuf
 from everloop_trainer.server.checkpoints import CheckpointRoutes
 from everloop_trainer.server.gate import Closed, Gate, Guard
 from everloop_trainer.session import identifiers
+from everloop_trainer.session.completions import Completion
 from everloop_trainer.session.operations import Operation
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
 from everloop_trainer.session.service import Run
@@ -47,6 +48,7 @@ def build_app(gate: Gate) -> Starlette:
         "save_weights_external": pod.save_weights_external,
         "asample": pod.sample,
         "retrieve_future": pod.retrieve_future,
+        "retrieve_futures": pod.retrieve_futures,
         "cancel_future": pod.cancel_future,
         "get_info": pod.get_info,
         "weights_info": pod.weights_info,
@@ -154,6 +156,20 @@ class _Routes:
             case Unknown():
                 raise HTTPException(410, f"request_id: {asked.request_id!r} was never accepted here")
 
+    async def retrieve_futures(self, request: Request) -> Response:
+        # `retrieved_request_ids` says nothing new: a result counts as fetched since it was handed out.
+        asked = _fields(schemas.FuturesRetrieveRequest, await read_json_object(request))
+        target, seconds = asked.target, POLL_SECONDS if asked.timeout is None else min(asked.timeout, POLL_SECONDS)
+        found = await self._gate.poll(
+            self._gate.service.completions(
+                target.sampling_session_id, target.cloned_sampler_id, asked.prev_cursor, seconds
+            )
+        )
+        if found is None:
+            name = target.sampling_session_id[: submissions.LONGEST_PATH]
+            raise HTTPException(410, f"target.sampling_session_id: no sample of {name!r} was accepted here")
+        return JSONResponse({"completions": [_completion(each) for each in found[0]], "cursor": found[1]})
+
     async def cancel_future(self, request: Request) -> Response:
         asked = _fields(schemas.FutureCancelRequest, await read_json_object(request))
         parts = identifiers.split_request_id(asked.request_id)
@@ -217,6 +233,13 @@ class _Routes:
                 "lora_rank": model.lora.rank,
             }
         )
+
+
+def _completion(completion: Completion) -> dict[str, Any]:
+    if not completion.ok:
+        return {"state": "failed", "request_id": completion.request_id}
+    size = {} if completion.size is None else {"response_payload_uncompressed_size": completion.size}
+    return {"state": "finished", "request_id": completion.request_id, **size}
 
 
 def _fields(model: type[_Asked], body: dict[str, Any]) -> _Asked:

@@ -217,6 +217,23 @@ class FutureRetrieveRequest(_Request):
     allow_metadata_only: bool = False
 
 
+class SamplingSessionFuturesTarget(_Request):
+    """SDK `SamplingSessionFuturesTarget`: one client of a sampling session."""
+
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+class FuturesRetrieveRequest(_Request):
+    """SDK `FuturesRetrieveRequest`."""
+
+    target: SamplingSessionFuturesTarget
+    prev_cursor: Annotated[int, Field(ge=0)] = 0
+    timeout: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    retrieved_request_ids: list[str] = []
+
+
 class FutureCancelRequest(_Request):
     """What the SDK's client sends when a sample is abandoned (`InternalClientHolder._send_cancel_request`)."""
 

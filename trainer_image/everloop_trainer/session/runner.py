@@ -53,10 +53,10 @@ class Runner:
     Args:
         context: shared with the service.
         source: where engines come from.
-        finished: called with each operation whose result is durable.
+        finished: called with each operation whose result is durable, and the bytes of that.
     """
 
-    def __init__(self, context: Context, source: EngineSource, finished: Callable[[Entry], None]) -> None:
+    def __init__(self, context: Context, source: EngineSource, finished: Callable[[Entry, int], None]) -> None:
         self._context = context
         self._source = source
         self._finished = finished
@@ -434,4 +434,4 @@ class Runner:
         self.worked = self._context.config.monotonic()
         if self.running is entry:
             self.running = None
-        self._finished(entry)
+        self._finished(entry, len(body))

@@ -12,6 +12,7 @@ from everloop_trainer.session import reporting
 from everloop_trainer.session.base import Base, given_up, restore
 from everloop_trainer.session.clients import ClientSession, client_sessions
 from everloop_trainer.session.compacting import Compacting, Compactor
+from everloop_trainer.session.completions import BLOCK, Completion, Completions
 from everloop_trainer.session.context import Context, SessionConfig
 from everloop_trainer.session.copying import Copying
 from everloop_trainer.session.errors import Fenced, JournalDamaged, Replaced, StorageFailed
@@ -99,6 +100,8 @@ class SessionService:
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._delivering: dict[str, asyncio.Future[None]] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._sampled: dict[tuple[str, int], asyncio.Future[None]] = {}
+        self._completions = Completions(config.incarnation.number)
         self._compacting = Compacting(self._context, compactor, lambda: self._runner.engine is not None)
         self._keeping = Keeping(self._context)
         self._copies = copies
@@ -271,7 +274,35 @@ class SessionService:
         self._compacting.fetched(entry.stream, entry.seq)
         return _outcome(result, b"")
 
-    def _finished(self, entry: Entry) -> None:
+    async def completions(
+        self, sampler: str, client: int, cursor: int, timeout: float
+    ) -> tuple[list[Completion], int] | None:
+        """What has ended of a client's samples behind a cursor, waiting up to `timeout` seconds for the first.
+
+        Returns it with the cursor of the next question; None if no sample of this sampling session was accepted. The
+        fence was read before.
+        """
+        self._heard = self._context.config.monotonic()
+        stream = self._context.history.streams.get(sampler)
+        if stream is None:
+            await self._context.journal.check_fence()
+            return None
+        lost = bool(self._context.history.rolled_back)
+        found, cursor = self._completions.after(cursor, stream, client, lost=lost)
+        if not found and timeout > 0:
+            ended = self._sampled.setdefault((sampler, client), asyncio.get_running_loop().create_future())
+            await asyncio.wait({ended, self._context.ended}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if self._context.ended.done():
+                self._context.ended.result()
+            found, cursor = self._completions.after(cursor, stream, client, lost=lost)
+        await self._context.journal.check_fence()
+        return found, cursor
+
+    def _finished(self, entry: Entry, size: int) -> None:
+        self._completions.ended(entry, size)
+        sampled = self._sampled.pop((entry.stream, entry.seq // BLOCK), None)
+        if sampled is not None:
+            sampled.set_result(None)
         waiting = self._waiting.pop(entry.request_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
