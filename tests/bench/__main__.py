@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD = REPOSITORY / "build"
 BENCHES = {
     "loop": "a training loop over HTTP against the same loop in bare PyTorch and PEFT",
+    "sampling": "single samples that arrive one by one against `generate` batched by hand",
     "roundtrip": "an operation without data, over raw HTTP through the gateway",
     "journal": "small operations of 64 clients on a slow disk",
     "memory": "memory of all trainer processes against the bare loop's",

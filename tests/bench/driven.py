@@ -1,4 +1,4 @@
-"""A training loop in a process of its own that makes as many steps as it is told, and says how long they took."""
+"""A program in a process of its own that does as much as it is told, and says how long that took: a training loop."""
 
 from __future__ import annotations
 
@@ -51,11 +51,15 @@ class Driven:
 
     def lap(self, steps: int) -> Lap:
         """Make so many steps. Raises RuntimeError, with what the loop wrote, if it ends instead."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        told = self._read()
+        told = self.ask(steps)
         return Lap(told["seconds"], tuple(told["losses"]))
+
+    def ask(self, number: int) -> dict[str, Any]:
+        """What the program answers to a line with this number. Raises as `lap` does."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{number}\n")
+        self.process.stdin.flush()
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self.process.stdout is not None

@@ -50,14 +50,21 @@ class Stack:
 
     def loop(self, batch: int, length: int, rank: int) -> Driven:
         """`tinker_loop.py` through the gateway, ready to make steps."""
-        program = [client_python(), str(PROGRAMS / "tinker_loop.py"), self.base_model]
+        return self._driven("tinker_loop.py", batch, length, rank)
+
+    def samples(self, prompt: int, completion: int) -> Driven:
+        """`tinker_samples.py` through the gateway, ready to sample."""
+        return self._driven("tinker_samples.py", prompt, completion)
+
+    def _driven(self, program: str, *numbers: int) -> Driven:
+        command = [client_python(), str(PROGRAMS / program), self.base_model, *map(str, numbers)]
         environment = {
             "TINKER_BASE_URL": self.gateway.url,
             "TINKER_API_KEY": self.key,
             "HOME": str(self.pod.directory),
             "PATH": os.environ["PATH"],
         }
-        return Driven([*program, *map(str, (batch, length, rank))], environment, self.pod.directory / "loop.log")
+        return Driven(command, environment, self.pod.directory / "loop.log")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tests.bench.measure import Measure, of_samples, percentile
 from tests.bench.picture import draw, share
 from tests.bench.podlog import events
 from tests.bench.recovery import comeback
+from tests.bench.sampling import agreement
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,13 @@ def test_medians_and_percentiles() -> None:
     assert of_samples("w", [1.0, 100.0, 2.0], "s").value == 2.0
     samples = [float(number) for number in range(1, 101)]
     assert [percentile(samples, at) for at in (0.01, 0.95, 1.0)] == [1.0, 95.0, 100.0]
+
+
+def test_samples_agree_token_by_token() -> None:
+    """A completion counts as a whole, and none may be missing."""
+    assert agreement([[1, 2], [3, 4], [5, 6], [7]], [[1, 2], [3, 5], [5, 6], [7]]) == 0.75
+    with pytest.raises(ValueError, match="zip"):
+        agreement([[1]], [])
 
 
 def test_a_run_of_one_bench_keeps_the_others(tmp_path: Path) -> None:
