@@ -26,6 +26,7 @@ from everloop_gateway.upstream import Answer, Call, Progress, Upstream, until_av
 
 WEIGHTS_HEADER = "X-Everloop-Weights"
 BASE_WEIGHTS = "base"
+STAND_INS_HEADER = "X-Everloop-Stand-Ins"
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,8 @@ class Incoming:
 class Calls:
     """Does the calls. Each method returns a complete answer, however long that takes, or raises Refusal."""
 
-    def __init__(self, cluster: Cluster, upstream: Upstream, intents: Intents) -> None:
+    def __init__(self, cluster: Cluster, upstream: Upstream, intents: Intents, *, stand_ins: bool) -> None:
+        self._stand_ins = {STAND_INS_HEADER: "true"} if stand_ins else {}
         self._cluster = cluster
         self._upstream = upstream
         self._intents = intents
@@ -76,7 +78,7 @@ class Calls:
         except wire.UndecodableBody as error:
             raise Refusal(400, str(error)) from None
         binding = await self._model(incoming.principal, model_id, progress)
-        return await self._deliver(incoming, binding, Kind.TRAIN, progress)
+        return await self._deliver(incoming, binding, Kind.TRAIN, progress, self._stand_ins)
 
     async def save(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward a save, or keep it while there is no pod; one that makes a sampling session binds that first."""
@@ -118,7 +120,7 @@ class Calls:
         body = _json(incoming.body)
         text = _read(wire.text_field, body, "sampling_session_id")
         binding = await self._bound(incoming.principal, _sampler(text), "sampling_session_id", progress)
-        headers = {} if binding.weights is None else {WEIGHTS_HEADER: binding.weights}
+        headers = self._stand_ins if binding.weights is None else {WEIGHTS_HEADER: binding.weights, **self._stand_ins}
         return await self._deliver(incoming, binding, Kind.SAMPLE, progress, headers)
 
     async def retrieve_future(self, incoming: Incoming, progress: Progress) -> Answer:

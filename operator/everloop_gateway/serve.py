@@ -39,7 +39,7 @@ async def serve(settings: Settings) -> None:
         cluster = Cluster(api, settings)
         pods = upstream.Upstream(cluster.sessions, cluster.bindings, http, cluster.master, Waker(cluster.wake))
         intents = Intents(api, settings.release_namespace, cluster.bindings, pods)
-        calls = Calls(cluster, pods, intents)
+        calls = Calls(cluster, pods, intents, stand_ins=settings.stand_ins)
         listings = Listings(cluster, pods, calls)
         checkpoints = Checkpoints(pods, calls)
         application = metrics.Counting(

@@ -24,10 +24,13 @@ class Settings:
     """Whether there is a metrics port."""
     batched_polls: bool = False
     """Whether clients are told to wait for all samples of a sampling session with one call."""
+    stand_ins: bool = False
+    """Whether a loss that is not published is replaced by what stands in for it."""
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Read POD_IP and the variables EVERLOOP_RELEASE_NAMESPACE, _NAMESPACES, _LOG_LEVEL, _METRICS and _BATCHED_POLLS.
+    """Read POD_IP and the variables EVERLOOP_RELEASE_NAMESPACE, _NAMESPACES, _LOG_LEVEL, _METRICS, _BATCHED_POLLS and
+    _STAND_INS.
 
     Raises InvalidSettings.
     """
@@ -51,6 +54,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         level,
         metrics=_switch(environment, "EVERLOOP_METRICS"),
         batched_polls=_switch(environment, "EVERLOOP_BATCHED_POLLS"),
+        stand_ins=_switch(environment, "EVERLOOP_STAND_INS"),
     )
 
 

@@ -68,7 +68,9 @@ def compare(ours: Driven, bare: Driven, completion: int, requests: int, sizes: S
             at_least=True,
             samples=tuple(ratios),
         ),
-        of_samples(f"`generate` batched by hand at {BATCH} ({lengths})", [speed(each) for each, _ in pairs], "tokens/s"),
+        of_samples(
+            f"`generate` batched by hand at {BATCH} ({lengths})", [speed(each) for each, _ in pairs], "tokens/s"
+        ),
         *(Measure(f"{size} single requests at a time", speed(ours.ask(size)), "tokens/s") for size in sizes),
         Measure("equal completions, the least of all pairs", same, ""),
     ]

@@ -37,6 +37,7 @@ from tests.chart.conftest import CHART, ON_DEMAND, Helm
         ),
         ({"gateway": {"createSessions": "no"}}, "gateway/createSessions"),
         ({"gateway": {"batchedPolls": "true"}}, "gateway/batchedPolls"),
+        ({"gateway": {"stableReinforceStandIn": "true"}}, "gateway/stableReinforceStandIn"),
         ({"evictionSeconds": "5"}, "evictionSeconds"),
         ({"nodeLostSeconds": 2}, "nodeLostSeconds"),
         ({"nodeHealth": {"profiles": ["hyperpods"]}}, "nodeHealth/profiles/0"),

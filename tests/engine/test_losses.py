@@ -17,7 +17,8 @@ from everloop_trainer.engine import training
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.datums import Limits, TrainingBatch, parse_request
 from everloop_trainer.engine.lora import Adapter, LoraSpec
-from everloop_trainer.engine.losses import LOSSES
+from everloop_trainer.engine.losses import LOSSES, UNSUPPORTED
+from everloop_trainer.server.submissions import STAND_INS
 from tests.engine.client import LORA, Engine
 from tests.engine.models import VOCABULARY
 from tests.engine.reference import Objective, loss_and_gradient, plain_model, randomise
@@ -51,6 +52,13 @@ def dro(p: torch.Tensor, x: dict[str, torch.Tensor], beta: float) -> torch.Tenso
     return -(p * x["advantages"] - beta / 2 * (p - x["logprobs"]).square()).sum()
 
 
+def stand_in(p: torch.Tensor, x: dict[str, torch.Tensor], low: float, high: float, kl: float) -> torch.Tensor:
+    ratio = torch.exp(p - x["logprobs"])
+    kept = clip(ratio, low, high).detach() * p * x["advantages"]
+    divergence = torch.where(x["advantages"] != 0, 1 / ratio - 1 + torch.log(ratio), 0.0)
+    return (kl * divergence - kept).sum()
+
+
 FORMULAS: dict[str, tuple[str, dict[str, float], Objective]] = {
     "cross_entropy": ("cross_entropy", {}, lambda p, x: -(p * x["weights"]).sum()),
     "importance_sampling": (
@@ -76,6 +84,12 @@ FORMULAS: dict[str, tuple[str, dict[str, float], Objective]] = {
         "gspo",
         {"clip_low_threshold": 0.9, "clip_high_threshold": 1.2},
         lambda p, x: gspo(p, x, 0.9, 1.2),
+    ),
+    "stable_reinforce_stand_in": ("stable_reinforce_stand_in", {}, lambda p, x: stand_in(p, x, 0.0, 2.0, 0.0)),
+    "stable_reinforce_stand_in, kept near": (
+        "stable_reinforce_stand_in",
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.1, "kl_coeff": 0.7},
+        lambda p, x: stand_in(p, x, 0.8, 1.1, 0.7),
     ),
 }
 
@@ -160,7 +174,7 @@ def test_gradient_is_the_slope_of_the_value(loss_fn: str) -> None:
     values = p.clone().requires_grad_()
     (slope,) = torch.autograd.grad(loss.objective(values, inputs, options).sum(), values)
     step = 1e-6
-    if loss_fn == "cispo":  # the ratio has no gradient
+    if loss_fn in ("cispo", "stable_reinforce_stand_in"):  # the ratio has no gradient
         ratio = torch.exp(offsets).clamp(options["clip_low_threshold"], options["clip_high_threshold"])
         torch.testing.assert_close(slope, -ratio * inputs["advantages"])
         return
@@ -239,6 +253,14 @@ def test_several_targets_of_a_position(tiny_base: BaseModel, tiny_model: Path, a
     assert outputs[0] == outputs[1]
 
 
+def test_what_stands_in_for_a_loss_is_served_and_says_so() -> None:
+    """By the name that the server gives to the engine, and for no loss that is served itself."""
+    for loss_fn, stand_in in STAND_INS.items():
+        assert LOSSES[stand_in].stands_in_for == loss_fn
+        assert loss_fn not in LOSSES
+        assert loss_fn in UNSUPPORTED
+
+
 def test_an_engine_takes_every_loss(tiny_spare: Path, tiny_base: BaseModel, adapter: Adapter) -> None:
     """Over the engine's own socket."""
     data = sampled(tiny_base, adapter, 0.3)
@@ -247,7 +269,10 @@ def test_an_engine_takes_every_loss(tiny_spare: Path, tiny_base: BaseModel, adap
         for seq, (loss_fn, options, _) in enumerate(FORMULAS.values(), 1):
             body = encoded(only(data, loss_fn), loss_fn, options)
             _, output = engine.call("forward_backward", body, model="m", seq=seq, forward_only=False)
-            assert np.isfinite(deserialize_forward_backward_output(output).metrics["loss:sum"])
+            metrics = deserialize_forward_backward_output(output).metrics
+            assert np.isfinite(metrics.pop("loss:sum"))
+            stands_in = loss_fn == "stable_reinforce_stand_in"
+            assert metrics == ({"stable_reinforce_stand_in:max": 1.0} if stands_in else {})
 
 
 def test_documentation_has_every_loss_with_its_defaults() -> None:

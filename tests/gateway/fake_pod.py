@@ -79,7 +79,9 @@ class Pod:
     async def answer(self, request: Request) -> Response:
         method = request.url.path.rpartition("/")[2]
         body = await request.body()
-        self.ledger.write(call=method, pod=self.uid, weights=request.headers.get("x-everloop-weights"))
+        stand_ins = request.headers.get("x-everloop-stand-ins")
+        weights = request.headers.get("x-everloop-weights")
+        self.ledger.write(call=method, pod=self.uid, weights=weights, stand_ins=stand_ins)
         if request.headers.get("authorization") != f"Bearer {self.token}":
             return JSONResponse({"detail": "token"}, 401)
         if request.headers.get("x-everloop-pod-uid") != self.uid or self.mode == "fenced":

@@ -238,9 +238,11 @@ def test_settings_come_from_the_environment() -> None:
     found = settings.from_environment(
         {"POD_IP": "127.0.0.5", "EVERLOOP_RELEASE_NAMESPACE": "system", "EVERLOOP_NAMESPACES": "a, b"}
     )
-    assert found == settings.Settings("127.0.0.5", "system", ("a", "b"), "INFO", metrics=False, batched_polls=False)
-    switched = {"POD_IP": "127.0.0.5", "EVERLOOP_RELEASE_NAMESPACE": "system", "EVERLOOP_BATCHED_POLLS": "true"}
-    assert settings.from_environment(switched).batched_polls
+    assert found == settings.Settings("127.0.0.5", "system", ("a", "b"), "INFO", metrics=False)
+    for variable in ("METRICS", "BATCHED_POLLS", "STAND_INS"):
+        switched = {"POD_IP": "127.0.0.5", "EVERLOOP_RELEASE_NAMESPACE": "system", f"EVERLOOP_{variable}": "true"}
+        on = settings.from_environment(switched)
+        assert [name for name in ("metrics", "batched_polls", "stand_ins") if getattr(on, name)] == [variable.lower()]
 
 
 @pytest.mark.parametrize(
@@ -252,6 +254,7 @@ def test_settings_come_from_the_environment() -> None:
         ("POD_IP", "localhost"),
         ("EVERLOOP_RELEASE_NAMESPACE", ""),
         ("EVERLOOP_LOG_LEVEL", "LOUD"),
+        ("EVERLOOP_STAND_INS", "yes"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(name: str, value: str) -> None:

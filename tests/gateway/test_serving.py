@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from everloop_operator.api import names
+from tests.gateway.fake_pod import wire_schema
 from tests.gateway.world import CLAIM, Cluster, GatewayProcess, Processes, SdkProcess, Tenant, wait_for
 
 Start = Callable[..., SdkProcess]
@@ -323,6 +324,30 @@ def test_a_poll_for_all_samples_goes_to_the_pod_of_their_session(
         ):
             refused = client.post("/retrieve_futures", json={"target": target})
             assert (refused.status_code, field in refused.json()["detail"]) == (status, True)
+
+
+def test_what_the_platform_has_switched_on_is_told_to_clients_and_pods(
+    cluster: Cluster, serving: Tenant, processes: Processes, address: Address
+) -> None:
+    """Batched polls to the SDK; stand-ins to the pod, with each operation that may need them."""
+    switches = {"EVERLOOP_BATCHED_POLLS": "true", "EVERLOOP_STAND_INS": "true"}
+    gateway = GatewayProcess(processes, cluster, address(), **switches)
+    message = wire_schema().ForwardBackwardRequest(seq_id=1, loss_fn="stable_reinforce")
+    with gateway.session(cluster.key(serving.namespace)) as (client, session_id):
+        assert client.post("/client/config").json()["sample_use_retrieve_futures"] is True
+        client.post("/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "org/small"})
+        message.model_id = f"{session_id}:train:0"
+        headers = {"content-type": "application/x-protobuf"}
+        client.post("/forward_backward", content=message.SerializeToString(), headers=headers)
+        body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "org/small"}
+        sampler = client.post("/create_sampling_session", json=body).json()["sampling_session_id"]
+        client.post("/asample", json={"sampling_session_id": sampler, "seq_id": 0})
+    calls = [record for record in serving.ledger() if "call" in record]
+    assert {(record["call"], record["stand_ins"], record["weights"]) for record in calls} == {
+        ("create_model", None, None),
+        ("forward_backward", "true", None),
+        ("asample", "true", "base"),
+    }
 
 
 def test_an_unknown_request_is_410(cluster: Cluster, gateway: GatewayProcess, tenant: Tenant) -> None:

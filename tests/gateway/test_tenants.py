@@ -173,9 +173,9 @@ async def _routes() -> list[Route]:
     try:
         known = Known(api, Settings("127.0.0.1", "release", (), "INFO", metrics=False))
         pods = upstream.Upstream(known.sessions, known.bindings, http, known.master, Waker(known.wake))
-        served = Calls(known, pods, Intents(api, "release", known.bindings, pods))
+        served = Calls(known, pods, Intents(api, "release", known.bindings, pods), stand_ins=False)
         listings, checkpoints = Listings(known, pods, served), Checkpoints(pods, served)
-        return App(known, served, listings, checkpoints, asyncio.Event()).routes()
+        return App(known, served, listings, checkpoints, asyncio.Event(), batched_polls=False).routes()
     finally:
         await http.close()
         await api.close()

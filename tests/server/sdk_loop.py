@@ -271,7 +271,7 @@ def abandon(until: str, end: str) -> None:
     service = tinker.ServiceClient()
     sampler = service.create_sampling_client(base_model=BASE_MODEL).result()
     prompt = types.ModelInput.from_ints([5, 6, 7])
-    large = sampler.sample(prompt, 1024, types.SamplingParams(max_tokens=400, seed=1, stop=[]))
+    large = sampler.sample(prompt, 1024, types.SamplingParams(max_tokens=250, seed=1, stop=[]))
     while not Path(until).exists():
         time.sleep(0.01)
     large.future().cancel()

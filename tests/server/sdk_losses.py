@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, float]] = {
     "cispo": {},
     "dro": {"beta": 0.05},
     "gspo": {},
+    "stable_reinforce": {"kl_coeff": 0.1},
 }
 
 
@@ -47,7 +48,8 @@ def policy_gradients() -> None:
         client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3).result()
         client.forward_backward(batch(0, 3, 16), "cross_entropy").result()
         client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
-        sampler = client.save_weights_and_get_sampling_client().result()
+        recording = loss_fn == "stable_reinforce"
+        sampler = client.save_weights_and_get_sampling_client(record_stability_info=recording).result()
         params = types.SamplingParams(max_tokens=6, seed=11, temperature=0.8, stop=[])
         good, bad = sampler.sample(types.ModelInput.from_ints(prompt), 2, params).result().sequences
         data = [datum(prompt, good, 1.0, loss_fn), datum(prompt, bad, -0.5, loss_fn)]
@@ -67,7 +69,8 @@ def policy_gradients() -> None:
             [sum(output["logprobs"].data[len(prompt) - 1 :]) for output in result.loss_fn_outputs]
             for result in (first, after)
         ]
-        say(event="trained", loss_fn=loss_fn, loss=first.metrics["loss:sum"], far=far, logprobs=logprobs)
+        loss, named = first.metrics.pop("loss:sum"), sorted(first.metrics)
+        say(event="trained", loss_fn=loss_fn, loss=loss, far=far, logprobs=logprobs, named=named)
 
 
 def own_loss() -> None:

@@ -82,6 +82,7 @@ class Stub:
         path = f"/api/v1/{request.path_params['rest']}"
         kept = {"content-type", "content-encoding", "accept", "x-idempotency-key"}
         headers = {name: value for name, value in request.headers.items() if name in kept}
+        headers["X-Everloop-Stand-Ins"] = "true"
         body = await request.body()
         if path.endswith("/asample"):
             sampler = (await request.json())["sampling_session_id"]

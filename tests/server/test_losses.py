@@ -17,12 +17,13 @@ def test_policy_gradients_of_what_was_sampled(stub: Stub) -> None:
     assert trained.keys() == OPTIONS.keys()
     for loss_fn, event in trained.items():
         assert event["far"] < 1e-4, loss_fn
+        assert event["named"] == (["stable_reinforce_stand_in:max"] if loss_fn == "stable_reinforce" else [])
         (good, bad), (better, worse) = event["logprobs"]
         assert better > good, loss_fn
         assert worse < bad, loss_fn
         ratios_are_one = -(6 * 1.0 - 6 * 0.5)
         likelihood = -(good * 1.0 - bad * 0.5)
-        expected = likelihood if loss_fn in ("cispo", "dro") else ratios_are_one
+        expected = likelihood if loss_fn in ("cispo", "dro", "stable_reinforce") else ratios_are_one
         assert event["loss"] == pytest.approx(expected, abs=2e-3), loss_fn
 
 

@@ -11,6 +11,7 @@ import pytest
 from everloop_trainer.server import submissions
 from everloop_trainer.session.operations import (
     WEIGHTS_OF_SAMPLER,
+    Arguments,
     CreateModel,
     ForwardBackward,
     OptimStep,
@@ -22,6 +23,7 @@ from everloop_trainer.session.operations import (
     arguments_from_json,
     arguments_to_json,
 )
+from everloop_trainer.tinker_proto import tinker_public
 
 SESSION = "s-0123456789abcdef-0123456789abcdef"
 MODEL = f"{SESSION}:train:0"
@@ -111,6 +113,33 @@ def test_bad_creations_are_refused_under_their_number(changes: dict[str, Any], p
     assert isinstance(operation.args, Refused)
     assert operation.args.operation == "create_model"
     assert problem in operation.args.error
+
+
+def test_a_loss_that_is_not_published_means_its_stand_in_where_the_platform_says_so() -> None:
+    """Settled in what is journaled, so that it is what runs again; no other loss, and nothing else of it, changes."""
+    given = tinker_public.ForwardBackwardRequest(model_id=MODEL, seq_id=1, loss_fn="stable_reinforce")
+    given.loss_fn_config_v2["kl_coeff"].number = 0.5
+    given.data.add().model_input_spans.add().sampled_tokens.sequence_id = "s"
+
+    def settled(loss_fn: str, *, stand_ins: bool) -> tuple[Arguments, Any]:
+        message = tinker_public.ForwardBackwardRequest()
+        message.CopyFrom(given)
+        message.loss_fn = loss_fn
+        operation = submissions.forward_backward(message, message.SerializeToString(), stand_ins=stand_ins)
+        return operation.args, tinker_public.ForwardBackwardRequest.FromString(operation.body)
+
+    args, body = settled("stable_reinforce", stand_ins=True)
+    assert args == ForwardBackward(forward_only=False, loss_fn="stable_reinforce_stand_in")
+    assert body.loss_fn == "stable_reinforce_stand_in"
+    body.loss_fn = "stable_reinforce"
+    assert body == given
+    for loss_fn, on in (("stable_reinforce", False), ("ppo", True)):
+        args, body = settled(loss_fn, stand_ins=on)
+        assert args == ForwardBackward(forward_only=False, loss_fn=loss_fn)
+        assert body.loss_fn == loss_fn
+    recorded = SAMPLE | {"record_stability_info": True}
+    assert submissions.sample(recorded, "base", stand_ins=True) == submissions.sample(SAMPLE, "base")
+    assert isinstance(submissions.sample(recorded, "base").args, Refused)
 
 
 def test_scores_that_are_asked_for_reach_the_engine() -> None:

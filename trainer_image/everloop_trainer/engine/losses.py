@@ -29,6 +29,7 @@ class Loss:
         options: names and defaults; a default of None has to be given.
         several_targets: whether a position may have more than one.
         of_sequence: further inputs from those of one whole datum, p without gradient.
+        stands_in_for: the loss that it is taken for where a platform says so; each answer's metrics name it.
     """
 
     inputs: tuple[str, ...]
@@ -36,6 +37,7 @@ class Loss:
     options: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
     several_targets: bool = False
     of_sequence: Callable[[torch.Tensor, Inputs], Inputs] | None = None
+    stands_in_for: str = ""
 
 
 def cross_entropy(p: torch.Tensor, inputs: Inputs, _: Options) -> torch.Tensor:
@@ -76,6 +78,17 @@ def sequence_log_ratio(p: torch.Tensor, inputs: Inputs) -> Inputs:
     return {SEQUENCE_LOG_RATIO: mean.expand_as(p)}
 
 
+def stable_reinforce_stand_in(p: torch.Tensor, inputs: Inputs, options: Options) -> torch.Tensor:
+    """-clip(r) * p * A + kl_coeff * (exp(q - p) - 1 - (q - p)), where clip(r) and A have no gradient.
+
+    REINFORCE (Williams, 1992) with a truncated importance ratio (Ionides, 2008) and an estimate of the divergence from
+    the sampling policy (Schulman, 2020, k3). Ours: the loss that it stands in for is not published.
+    """
+    log_ratio = _log_ratio(p, inputs)
+    weighted = (_clip(torch.exp(log_ratio), options) * inputs["advantages"]).detach()
+    return -weighted * p + options["kl_coeff"] * (torch.exp(-log_ratio) - 1 + log_ratio)
+
+
 def _where_it_counts(values: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     return torch.where(inputs["advantages"] != 0, values, torch.zeros(()))
 
@@ -112,6 +125,12 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
             gspo,
             _bounds(1 - 3e-4, 1 + 4e-4),
             of_sequence=sequence_log_ratio,
+        ),
+        "stable_reinforce_stand_in": Loss(
+            _POLICY_GRADIENT,
+            stable_reinforce_stand_in,
+            MappingProxyType({**_bounds(0.0, 2.0), "kl_coeff": 0.0}),
+            stands_in_for="stable_reinforce",
         ),
     }
 )

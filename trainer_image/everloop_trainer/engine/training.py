@@ -26,20 +26,26 @@ from everloop_trainer.tinker_proto import tinker_public
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss (summed over all tokens, in float64) and each datum's log-probabilities, float32 in the targets' shape."""
+    """Loss (summed over all tokens, in float64) and each datum's log-probabilities, float32 in the targets' shape.
+
+    `stands_in_for` as of the Loss.
+    """
 
     loss: float
     logprobs: list[NDArray[np.float32]]
+    stands_in_for: str = ""
 
     def to_proto(self) -> bytes:
         """Serialise as ForwardBackwardOutput; equal outcomes give equal bytes."""
+        # The SDK reduces metrics by what is behind the colon, over the chunks of a call.
+        named = {f"{self.stands_in_for}_stand_in:max": 1.0} if self.stands_in_for else {}
         output = tinker_public.ForwardBackwardOutput(
             loss_fn_output_type="ArrayRecord",
             loss_fn_outputs=[
                 _record(list(values), shape)
                 for shape, values in itertools.groupby(self.logprobs, key=lambda array: array.shape[1:])
             ],
-            metrics={"loss:sum": self.loss},
+            metrics={"loss:sum": self.loss, **named},
         )
         return bytes(output.SerializeToString(deterministic=True))
 
@@ -110,7 +116,7 @@ def _run(base: BaseModel, batch: TrainingBatch, budget: int) -> Outcome:
         raise ContentError(
             "data: the loss is not finite: the weights diverged, or the inputs of the loss are too large"
         )
-    return Outcome(loss, logprobs)
+    return Outcome(loss, logprobs, batch.loss.stands_in_for)
 
 
 def _micro_batch(base: BaseModel, batch: TrainingBatch, budget: int) -> tuple[float, list[NDArray[np.float32]]]:

@@ -33,6 +33,8 @@ POLL_SECONDS = 30.0
 _Asked = TypeVar("_Asked", bound=BaseModel)
 
 WEIGHTS_HEADER = "x-everloop-weights"
+STAND_INS_HEADER = "x-everloop-stand-ins"
+"""`true`: the platform wants losses that are not published replaced by what stands in for them."""
 
 
 def build_app(gate: Gate) -> Starlette:
@@ -114,7 +116,7 @@ class _Routes:
             message = tinker_public.ForwardBackwardRequest.FromString(body)
         except DecodeError as error:
             raise HTTPException(400, f"body: not a ForwardBackwardRequest: {error}") from None
-        return await self._submit(submissions.forward_backward(message, body))
+        return await self._submit(submissions.forward_backward(message, body, stand_ins=_stand_ins(request)))
 
     async def optim_step(self, request: Request) -> Response:
         return await self._submit(submissions.optim_step(await read_json_object(request)))
@@ -133,7 +135,8 @@ class _Routes:
         return await self._submit(submissions.save_weights_external(await read_json_object(request)))
 
     async def sample(self, request: Request) -> Response:
-        operation = submissions.sample(await read_json_object(request), request.headers.get(WEIGHTS_HEADER))
+        weights = request.headers.get(WEIGHTS_HEADER)
+        operation = submissions.sample(await read_json_object(request), weights, stand_ins=_stand_ins(request))
         return await self._submit(operation, sample_sequence_ids=submissions.sample_sequence_ids(operation))
 
     async def _submit(self, operation: Operation, **promised: Any) -> Response:
@@ -233,6 +236,10 @@ class _Routes:
                 "lora_rank": model.lora.rank,
             }
         )
+
+
+def _stand_ins(request: Request) -> bool:
+    return request.headers.get(STAND_INS_HEADER) == "true"
 
 
 def _completion(completion: Completion) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -32,6 +33,9 @@ from everloop_trainer.session.operations import (
 
 MAX_SAMPLES = 1024
 """Continuations in one sample request."""
+
+STAND_INS: Mapping[str, str] = MappingProxyType({"stable_reinforce": "stable_reinforce_stand_in"})
+"""Losses whose definition is not published, and those that a platform may have taken for them."""
 
 LONGEST_PATH = 400
 """Characters of a path that an error message repeats."""
@@ -60,8 +64,14 @@ def create_model(body: Body) -> Operation:
     return Operation(stream, identifiers.CREATION, _content(CreateModel.KIND, lambda: _create_model(body)))
 
 
-def forward_backward(message: Any, body: bytes) -> Operation:
-    """`message` is the parsed ForwardBackwardRequest of `body`."""
+def forward_backward(message: Any, body: bytes, *, stand_ins: bool = False) -> Operation:
+    """`message` is the parsed ForwardBackwardRequest of `body`; with `stand_ins`, what stands in for its loss is meant.
+
+    That is settled here, before it is journaled: what is run again later is what was run first.
+    """
+    if stand_ins and message.loss_fn in STAND_INS:
+        message.loss_fn = STAND_INS[message.loss_fn]
+        body = message.SerializeToString()
     stream, seq = _address({"model_id": message.model_id, "seq_id": message.seq_id})
     return Operation(stream, seq, ForwardBackward(message.forward_only, message.loss_fn), body)
 
@@ -97,10 +107,13 @@ def save_weights_external(body: Body) -> Operation:
     return Operation(*_address(body), Refused("save_weights_external", error))
 
 
-def sample(body: Body, weights: str | None) -> Operation:
-    """`weights`: `base`, a tinker path, or None for a sampling session whose weights this pod saved."""
+def sample(body: Body, weights: str | None, *, stand_ins: bool = False) -> Operation:
+    """`weights`: `base`, a tinker path, or None for a sampling session whose weights this pod saved.
+
+    With `stand_ins`, what is to be recorded for a loss that has a stand-in need not be: the stand-in asks for nothing.
+    """
     stream, seq = _text(body, "sampling_session_id", _SAMPLER), _number(body, "seq_id", 0)
-    return Operation(stream, seq, _content(Sample.KIND, lambda: _sample(body, weights)))
+    return Operation(stream, seq, _content(Sample.KIND, lambda: _sample(body, weights, stand_ins)))
 
 
 def sample_sequence_ids(operation: Operation) -> list[str]:
@@ -193,13 +206,13 @@ def _save_weights_for_sampler(body: Body) -> Arguments:
     )
 
 
-def _sample(body: Body, weights: str | None) -> Arguments:
+def _sample(body: Body, weights: str | None, stand_ins: bool) -> Arguments:
     request = _validated(schemas.SampleRequest, body)
     params = request.sampling_params
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise _ContentError(f"num_samples: must be between 1 and {MAX_SAMPLES}, got {request.num_samples}")
-    if request.record_stability_info:
-        raise _ContentError("record_stability_info: not served by this version")
+    if request.record_stability_info and not stand_ins:
+        raise _ContentError("record_stability_info: what stable_reinforce needs is not published, so it isn't served")
     prompt: list[int] = []
     for index, chunk in enumerate(request.prompt.chunks):
         if not isinstance(chunk, schemas.EncodedTextChunk):

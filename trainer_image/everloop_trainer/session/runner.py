@@ -403,8 +403,6 @@ class Runner:
         except JournalDamaged as damage:
             context.stop(entry.stream, str(damage))
             return
-        if not self._may_end(entry):
-            return
         tried = Try(entry.stream, entry.seq, engine.pid)
         position, noted = context.journal.note(tried)
         await asyncio.shield(noted)
