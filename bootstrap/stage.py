@@ -27,7 +27,7 @@ class Parts:
 DEMO = Parts(("devcluster", "operator", "trainer", "client"), cluster=True)
 TARGETS = {
     "demo": DEMO,
-    "test": Parts(("tests", "cookbook", *DEMO.environments), cluster=True, s3=True, prometheus=True),
+    "test": Parts(("tests", "client-029", "cookbook", *DEMO.environments), cluster=True, s3=True, prometheus=True),
     "lint": Parts(("tests",)),
     "operator": Parts(("operator",)),
     "devcluster": Parts(("devcluster",)),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from bootstrap import layout, stage
 from bootstrap import prometheus as bootstrap_prometheus
+from bootstrap.environments import Environments
+from bootstrap.interpreter import choose
 from bootstrap.progress import Progress
 from devcluster import build
 
@@ -20,6 +22,13 @@ def prepared() -> stage.Ready:
 def client_python() -> str:
     """Interpreter of the environment that holds the tinker SDK and nothing of ours."""
     return str(prepared().client_python)
+
+
+def older_client_python() -> str:
+    """The same with an older version of the SDK; made now if nothing else has done it."""
+    cache = layout.cache_directory()
+    progress = Progress(cache)
+    return str(Environments(cache, choose(cache, progress)).ensure("client-029", progress) / "bin" / "python")
 
 
 def kube_binary() -> Path:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from bootstrap.environments import NAMES
 from tests.house.tree import CODE, REPOSITORY, files, shown
 
 LONGEST_FILE = 500
@@ -73,7 +74,7 @@ def test_paths_in_the_architecture_exist() -> None:
     assert not [name for name in named if "/" in name and not (REPOSITORY / name).exists()]
 
 
-@pytest.mark.parametrize("name", ["operator", "trainer", "client", "cookbook", "devcluster", "tests", "uv", "weights"])
+@pytest.mark.parametrize("name", [*NAMES, "uv", "weights"])
 def test_requirements_are_pinned(name: str) -> None:
     """Each package has one exact version with hashes, each package asked for is among them, and no address is."""
     pinned = (REPOSITORY / "requirements" / f"{name}.txt").read_text()
