@@ -61,6 +61,11 @@ acceptance: ## kill every victim in every moment, and outlast 12 minutes without
 	@$(bootstrap) ensure test
 	@$(in_tests) python -m tests.acceptance $(if $(SEED),--seed $(SEED)) $(if $(VICTIMS),--victims $(VICTIMS)) $(if $(MOMENTS),--moments $(MOMENTS))
 
+.PHONY: conformance
+conformance: ## call everything that two versions of the SDK offer, and write docs/conformance.md
+	@$(bootstrap) ensure test
+	@$(in_tests) python -m tests.conformance
+
 .PHONY: lint
 lint: ## formatting, linting, types, import rules
 	@$(in_tests) ruff format --check

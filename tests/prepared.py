@@ -24,11 +24,11 @@ def client_python() -> str:
     return str(prepared().client_python)
 
 
-def older_client_python() -> str:
-    """The same with an older version of the SDK; made now if nothing else has done it."""
+def environment_python(name: str) -> str:
+    """Interpreter of an environment that few tests need; made now if nothing else has done it."""
     cache = layout.cache_directory()
     progress = Progress(cache)
-    return str(Environments(cache, choose(cache, progress)).ensure("client-029", progress) / "bin" / "python")
+    return str(Environments(cache, choose(cache, progress)).ensure(name, progress) / "bin" / "python")
 
 
 def kube_binary() -> Path:

@@ -10,12 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap import layout
-from bootstrap.environments import Environments
-from bootstrap.interpreter import choose
-from bootstrap.progress import Progress
 from tests.bench.stack import Stack, make_pod, serving
-from tests.prepared import base_model
+from tests.prepared import base_model, environment_python
 from tests.recipes import place
 from tests.recipes.recorder import Call, Recording, recording
 from tests.recipes.table import Recipe
@@ -23,13 +19,6 @@ from tests.server.pod import Pod, eventually, kill_process, process_of
 
 LONGEST = 2048
 RECIPE_SECONDS = 900.0
-
-
-def cookbook_python() -> str:
-    """Interpreter of the environment that holds tinker-cookbook and nothing of ours."""
-    cache = layout.cache_directory()
-    progress = Progress(cache)
-    return str(Environments(cache, choose(cache, progress)).ensure("cookbook", progress) / "bin" / "python")
 
 
 @dataclass(frozen=True)
@@ -123,7 +112,7 @@ def run(recipe: Recipe, world: World, directory: Path) -> None:
     log = directory / "output.log"
     with log.open("wb") as file:
         done = subprocess.run(
-            [cookbook_python(), *recipe.command],
+            [environment_python("cookbook"), *recipe.command],
             cwd=directory,
             env=place.environment(world.stack.gateway.url, world.stack.key, directory),
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,17 @@
+"""Why something is refused."""
+
+from __future__ import annotations
+
+ACCOUNTS = "There are no accounts, organisations or projects: a key belongs to a namespace of Kubernetes."
+BILLING = "Nothing is billed here; what is used is in the metrics, see [monitoring](monitoring.md)."
+AUDIT = "Who did what to a session or key is in the Kubernetes audit log."
+TRACES = "No timelines are recorded; times of operations are in the metrics, see [monitoring](monitoring.md)."
+COPIES = "There are no projects to copy into; `create_training_client_from_state` and `save_state` make one's own."
+EXPORT = "Not there yet. Named weights for samplers are PEFT directories on the session's volume."
+ARCHIVES = "Not there yet; newer versions of the SDK have it no more."
+LOGIN = "Keys are Secrets of Kubernetes: who may write them adds and removes them there."
+IMAGES = "Images and sound are not there yet."
+OPTIMIZERS = "AdamW is the only optimizer."
+STABLE_REINFORCE = "Its definition is not published; see [losses](losses.md)."
+TRACED_LOSS = "Losses are not uploaded: `forward_backward_custom` runs them in the client."
+HUB = "It is a download first; see `tinker checkpoint download`."
