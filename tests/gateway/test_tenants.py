@@ -195,7 +195,7 @@ def told(client: httpx.Client, call: Call) -> tuple[int, str]:
     """What a call comes to, in the end: 400 also for an operation that was accepted and then failed."""
     method, path, options = call
     answer = client.request(method, f"/{path}", **options)
-    if answer.is_success and "request_id" in answer.text:
+    if answer.is_success and path != "retrieve_futures" and "request_id" in answer.text:
         answer = client.post("/retrieve_future", json=answer.json())
     failed = answer.is_success and '"category"' in answer.text
     return 400 if failed else answer.status_code, answer.text
