@@ -140,6 +140,15 @@ NOTICED = {
     "session/service.py SessionService._watch: await self._context.journal.check_fence()": (
         FENCE + "test_an_idle_zombie_ends"
     ),
+    "session/service.py SessionService.cancel: await self._context.journal.check_fence()": (
+        FENCE + "test_a_zombie_says_of_no_sample_that_it_is_cancelled_or_unknown"
+    ),
+    "session/service.py SessionService.completions: await self._context.journal.check_fence()": (
+        FENCE + "test_a_zombie_calls_no_samples_of_a_client_unknown"
+    ),
+    "session/service.py SessionService.completions: await self._context.journal.check_fence() #2": (
+        FENCE + "test_a_zombie_tells_no_samples_of_a_client"
+    ),
     "session/service.py SessionService.still_ours: await self._context.journal.check_fence()": (
         SERVER + "test_a_zombie_answers_nothing[runs]"
     ),

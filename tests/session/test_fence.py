@@ -11,7 +11,7 @@ import pytest
 from everloop_trainer.session.errors import Fenced
 from everloop_trainer.session.outcomes import Failed, Succeeded
 from everloop_trainer.store.epochs import claim
-from tests.session.world import TIME, A, Client, Running, create, fb, running
+from tests.session.world import SAMPLER, TIME, A, Client, Running, create, fb, freeze, running, sample
 from tests.store.crash_files import CrashFiles, Disk
 
 UNAWARE = 1e6
@@ -62,6 +62,31 @@ async def test_a_zombie_delivers_no_failure_again() -> None:
     async with zombie() as world:
         with pytest.raises(Fenced):
             await world.service.outcome(f"{A}:2", 0)
+
+
+async def test_a_zombie_says_of_no_sample_that_it_is_cancelled_or_unknown() -> None:
+    """The newer incarnation may have accepted it, and have its result."""
+    async with zombie() as world:
+        with pytest.raises(Fenced):
+            await world.service.cancel(f"{SAMPLER}:0")
+
+
+async def test_a_zombie_calls_no_samples_of_a_client_unknown() -> None:
+    """The newer incarnation may have accepted some meanwhile."""
+    async with zombie() as world:
+        with pytest.raises(Fenced):
+            await world.service.completions(SAMPLER, 0, 0, 0)
+
+
+async def test_a_zombie_tells_no_samples_of_a_client() -> None:
+    """Not even one that it had told before."""
+    disk, client = Disk(), Client()
+    async with running(disk, fence_interval=UNAWARE) as world:
+        await client.play(world.service, [[create(A)], [freeze(A, 1, 0)], [sample(SAMPLER, 0)]])
+        assert await world.service.completions(SAMPLER, 0, 0, 0)
+        claim(CrashFiles(disk), 2, "pod-2", TIME)
+        with pytest.raises(Fenced):
+            await world.service.completions(SAMPLER, 0, 0, 0)
 
 
 async def test_an_idle_zombie_ends() -> None:
