@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import subprocess
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,39 +70,50 @@ class Killer:
         random.Random(seed).shuffle(victims)
         self._pod = pod
         self._left = dict(zip(self.MOMENTS, victims, strict=True))
-        self._threads: list[threading.Thread] = []
-        self.done: list[str] = []
+        # One after the other: two moments may be milliseconds apart, and who is killed must be alive.
+        self._kills = ThreadPoolExecutor(1)
+        self._done: list[Future[str]] = []
 
     def accepted(self, call: Call) -> None:
         """Called for each submit."""
         kill = self._left.pop(call.name, None)
         if kill is not None:
-            thread = threading.Thread(target=kill)
-            thread.start()
-            self._threads.append(thread)
+            self._done.append(self._kills.submit(kill))
 
     def join(self) -> list[str]:
-        """Who was killed, once all that was killed has been started again."""
-        for thread in self._threads:
-            thread.join()
-        return self.done
+        """Who was killed, in this order, once all that was killed has been started again."""
+        self._kills.shutdown()
+        return [kill.result() for kill in self._done]
 
-    def _kill_engine(self) -> None:
+    def _kill_engine(self) -> str:
         def pid() -> int | None:
             status = self._pod.status()
             return status["engine"]["pid"] if status else None
 
-        kill_process(eventually(pid, "an engine"))
-        self.done.append("engine")
+        _kill(lambda: eventually(pid, "an engine"))
+        return "engine"
 
-    def _kill_server(self) -> None:
-        kill_process(process_of(self._pod, "server"))
-        self.done.append("server")
+    def _kill_server(self) -> str:
+        _kill(lambda: process_of(self._pod, "server"))
+        return "server"
 
-    def _kill_container(self) -> None:
+    def _kill_container(self) -> str:
         self._pod.kill()
         self._pod.start()
-        self.done.append("container")
+        return "container"
+
+
+def _kill(find: Callable[[], int]) -> None:
+    """Kill whom `find` finds, alive: who had ended by itself was nobody's victim."""
+
+    def killed() -> bool:
+        try:
+            kill_process(find())
+        except ProcessLookupError:
+            return False
+        return True
+
+    eventually(killed, "somebody to kill")
 
 
 def run(recipe: Recipe, world: World, directory: Path) -> None:
