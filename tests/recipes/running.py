@@ -87,8 +87,9 @@ class Killer:
 
     def _kill_engine(self) -> str:
         def pid() -> int | None:
-            status = self._pod.status()
-            return status["engine"]["pid"] if status else None
+            status = self._pod.status() or {}
+            engine = status.get("engine")  # there is none while a server starts
+            return engine["pid"] if engine else None
 
         _kill(lambda: eventually(pid, "an engine"))
         return "engine"
