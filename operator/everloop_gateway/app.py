@@ -325,20 +325,9 @@ class App:
             raise HTTPException(403, f"session_id {shorten(session_id)!r} was not created with this API key")
 
 
-def build(
-    cluster: Cluster,
-    calls: Calls,
-    listings: Listings,
-    checkpoints: Checkpoints,
-    draining: asyncio.Event,
-    *,
-    batched_polls: bool,
-) -> Starlette:
+def build(app: App) -> Starlette:
     """The ASGI application."""
-    return Starlette(
-        routes=App(cluster, calls, listings, checkpoints, draining, batched_polls=batched_polls).routes(),
-        exception_handlers={HTTPException: _error},
-    )
+    return Starlette(routes=app.routes(), exception_handlers={HTTPException: _error})
 
 
 async def _error(request: Request, error: Exception) -> Response:

@@ -42,10 +42,8 @@ async def serve(settings: Settings) -> None:
         calls = Calls(cluster, pods, intents, stand_ins=settings.stand_ins)
         listings = Listings(cluster, pods, calls)
         checkpoints = Checkpoints(pods, calls)
-        application = metrics.Counting(
-            app.build(cluster, calls, listings, checkpoints, draining, batched_polls=settings.batched_polls)
-        )
-        server = _Server(application, settings.pod_ip, draining)
+        routes = app.App(cluster, calls, listings, checkpoints, draining, batched_polls=settings.batched_polls)
+        server = _Server(metrics.Counting(app.build(routes)), settings.pod_ip, draining)
         async with _metrics_port(cluster, settings), asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(cluster.run()), tasks.create_task(intents.run(cluster.ready))]
             log.info("listening", address=settings.pod_ip, port=names.GATEWAY_PORT)

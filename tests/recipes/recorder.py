@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.networks import new_address
-from tests.server.pod import Pod, eventually
+from tests.server.in_thread import served
+from tests.server.pod import Pod
 
 OWN = frozenset({"host", "content-length", "connection", "transfer-encoding"})
 """Headers that belong to one connection."""
@@ -89,19 +87,5 @@ def recording(pod: Pod) -> Iterator[Recording]:
         return Response(answer.content, answer.status_code, headers=kept)
 
     app = Starlette(routes=[Route("/{rest:path}", forward, methods=["GET", "POST", "PUT", "DELETE"])])
-    config = uvicorn.Config(app, host=recording.ip, port=PORT, log_level="warning", lifespan="off")
-    config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
-
-    async def serve() -> None:
-        async with client:
-            await server.serve()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    try:
-        eventually(lambda: server.started, "the recorder listens", 10)
+    with served(app, recording.ip, PORT, client):
         yield recording
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)

@@ -134,7 +134,7 @@ class CheckpointProgram(SdkProgram):
 
     @staticmethod
     def command() -> list[str]:
-        return [client_python(), str(SCRIPT.with_name("sdk_checkpoints.py"))]
+        return [client_python(), "-m", "tests.server.sdk_checkpoints"]
 
 
 class TorchProgram(SdkProgram):

@@ -1,22 +1,13 @@
-"""A user's program that keeps house: what the SDK lets it do to its checkpoints. As `sdk_loop.py`, and run like it."""
+"""A user's program that keeps house: what the SDK lets it do to its checkpoints. As `sdk_loop.py`."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import tinker
 
-BASE_MODEL = "everloop/tiny-llama"
-
-
-def say(**fields: Any) -> None:
-    """Prints what was done."""
-    print(json.dumps(fields), flush=True)
+from tests.server.sdk_loop import BASE_MODEL, run_scenario, say
 
 
 def listed(rest: Any, run: str) -> dict[str, str | None]:
@@ -75,14 +66,4 @@ def lifetimes() -> None:
 
 
 if __name__ == "__main__":
-    arguments = json.loads(sys.argv[2])
-    scenarios: dict[str, Callable[..., None]] = {"rolling": rolling, "lifetimes": lifetimes}
-    code = 1
-    try:
-        scenarios[sys.argv[1]](**arguments)
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-        # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135).
-        os._exit(code)
+    run_scenario(rolling=rolling, lifetimes=lifetimes)

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tinker
 from tinker import types
@@ -306,24 +306,27 @@ def many(samples: int) -> None:
     say(event="done")
 
 
-if __name__ == "__main__":
-    arguments = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    scenarios: dict[str, Callable[..., None]] = {
-        "train": train,
-        "resume": resume,
-        "reload": reload,
-        "everything": everything,
-        "chunks": chunks,
-        "refusals": refusals,
-        "abandon": abandon,
-        "many": many,
-    }
+def run_scenario(**scenarios: Callable[..., None]) -> NoReturn:
+    """Runs the scenario that the command line names, with the arguments that it gives as JSON, and ends the process."""
     code = 1
     try:
-        scenarios[sys.argv[1]](**arguments)
+        scenarios[sys.argv[1]](**json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})
         code = 0
     finally:
         if code:
             traceback.print_exc()
         # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135).
         os._exit(code)
+
+
+if __name__ == "__main__":
+    run_scenario(
+        train=train,
+        resume=resume,
+        reload=reload,
+        everything=everything,
+        chunks=chunks,
+        refusals=refusals,
+        abandon=abandon,
+        many=many,
+    )

@@ -5,16 +5,13 @@ Run like sdk_loop.py, by an interpreter that has torch beside the SDK: it differ
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from typing import Any
 
 import tinker
 import torch
 from tinker import types
 
-from tests.server.sdk_loop import BASE_MODEL, batch, say
+from tests.server.sdk_loop import BASE_MODEL, batch, run_scenario, say
 
 OPTIONS: dict[str, dict[str, float]] = {
     "importance_sampling": {},
@@ -71,6 +68,7 @@ def policy_gradients() -> None:
         ]
         loss, named = first.metrics.pop("loss:sum"), sorted(first.metrics)
         say(event="trained", loss_fn=loss_fn, loss=loss, far=far, logprobs=logprobs, named=named)
+    say(event="done")
 
 
 def own_loss() -> None:
@@ -91,16 +89,8 @@ def own_loss() -> None:
         for client in (built_in, custom):
             client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
         say(event="step", built_in=expected.result().metrics["loss:sum"], custom=found.result().metrics["mine"])
+    say(event="done")
 
 
 if __name__ == "__main__":
-    code = 1
-    try:
-        {"policy_gradients": policy_gradients, "own_loss": own_loss}[sys.argv[1]]()
-        say(event="done")
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-        # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135).
-        os._exit(code)
+    run_scenario(policy_gradients=policy_gradients, own_loss=own_loss)

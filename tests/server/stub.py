@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.server import tinymodel
-from tests.server.pod import Pod, eventually
+from tests.server.in_thread import served
+from tests.server.pod import Pod
 
 HOLD_SECONDS = 55.0
 RETRIED = frozenset({421, 429, 502, 503, 504})
@@ -111,20 +110,5 @@ def serving(pod: Pod, ip: str, client_config: dict[str, Any]) -> Iterator[Stub]:
     """Serves a stub for `pod` on `ip`:8000 until the block ends."""
     stub = Stub(pod, client_config)
     stub.url = f"http://{ip}:8000"
-    config = uvicorn.Config(
-        stub.app, host=ip, port=8000, log_level="warning", timeout_graceful_shutdown=1, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-
-    async def serve() -> None:
-        async with stub.client:
-            await server.serve()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    try:
-        eventually(lambda: server.started, "the stub listens", 10)
+    with served(stub.app, ip, 8000, stub.client):
         yield stub
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)
