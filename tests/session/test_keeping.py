@@ -386,7 +386,7 @@ async def test_death_at_every_write(after: bool, power: bool) -> None:
             await client.play(world.service, last)
             await clean_up(world.service)
             assert listed(world.service) == {more: "2030-01-01T02:00:00.000Z", HALF: None}
+            await until(lambda: stored(world) == keys(world))
         async with running(disk, attempt=3, pod="pod-3") as world:
             assert listed(world.service) == {more: "2030-01-01T02:00:00.000Z", HALF: None}
-            await until(lambda: stored(world) == keys(world))
     assert deaths > 0.8 * effects

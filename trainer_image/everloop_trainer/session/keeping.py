@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -84,6 +84,16 @@ def _is_automatic(history: History, checkpoint: Checkpoint) -> bool:
     return model is not None and checkpoint.stored.key in model.automatic
 
 
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A file of an earlier incarnation that is perhaps no checkpoint's; `seq`: the operation it was written by."""
+
+    kind: StateKind
+    model_id: str
+    key: str
+    seq: int
+
+
 class Keeping:
     """Changes and removes checkpoints, by request or in time.
 
@@ -144,11 +154,12 @@ class Keeping:
 
     async def run(self) -> None:
         """Remove what expires and delete what nothing needs, until cancelled. Raises Fenced or StorageFailed."""
-        await self._sweep()
+        orphans = await self._orphans()
         while True:
             if not self._context.journal.trouble:
                 await self._expire()
                 await self._delete_unneeded()
+                orphans = await self._delete_orphans(orphans)
             await asyncio.sleep(self._context.config.fence_interval)
 
     def _remove(self, checkpoint: Checkpoint, request: str) -> None:
@@ -187,13 +198,23 @@ class Keeping:
         with self._context.underway.of(f"the deletion of a checkpoint of {model_id}"):
             await self._context.states.delete(kind, model_id, key)
 
-    async def _sweep(self) -> None:
-        """Delete files that earlier incarnations had dropped, or had written and never got to journal."""
+    async def _orphans(self) -> list[Orphan]:
+        """Files that earlier incarnations had dropped, or had written and never got to journal."""
         history, number = self._context.history, self._context.config.incarnation.number
-        for model_id in list(history.models):
-            stream = history.streams[model_id]
-            for kind in CHECKPOINTS:
-                for key, writer, seq in await self._context.states.keys(kind, model_id):
-                    kept = f"{FROZEN}{storage_id(model_id)}/{key}" in history.frozen
-                    if writer < number and not kept and stream.knows(seq) and seq not in stream.pending:
-                        await self._delete(kind, model_id, key)
+        return [
+            Orphan(kind, model_id, key, seq)
+            for model_id in list(history.models)
+            for kind in CHECKPOINTS
+            for key, writer, seq in await self._context.states.keys(kind, model_id)
+            if writer < number and history.streams[model_id].knows(seq)
+        ]
+
+    async def _delete_orphans(self, orphans: list[Orphan]) -> list[Orphan]:
+        """Delete those that can't become a checkpoint any more; returns those that a save under way may still adopt."""
+        history, undecided = self._context.history, list[Orphan]()
+        for orphan in orphans:
+            if orphan.seq in history.streams[orphan.model_id].pending:
+                undecided.append(orphan)
+            elif f"{FROZEN}{storage_id(orphan.model_id)}/{orphan.key}" not in history.frozen:
+                await self._delete(orphan.kind, orphan.model_id, orphan.key)
+        return undecided
