@@ -36,7 +36,7 @@ def test_what_is_not_ours_is_told_of_and_not_touched(world: World, plural: str, 
     world.claims()
     world.create_session(pod={"disruptionBudget": True})
     if plural == "poddisruptionbudgets":
-        world.wait_pod("tuned-a1-0")  # only then a budget is made
+        world.run_pod("tuned-a1-0", world.node("a"))  # a budget is made once the pod has been seen
 
     def told() -> bool:
         said = (world.status(), [event for event in world.events() if event["reason"] == names.EVENT_CHILD_REFUSED])

@@ -72,6 +72,8 @@ class Victims:
     def _lose_node(self, lose: Callable[[str], None], bring_back: Callable[[str], None]) -> None:
         cluster = self._session.cluster
         node = self._pod()["node"]
+        if not node:
+            raise LookupError("the pod is on no node yet")
         if node in self._lost:
             raise LookupError(f"{node} is lost already")
         others = [name for name in cluster.settings.nodes if name not in (node, *self._lost)]
