@@ -193,6 +193,8 @@ class Proxy:
                         await stream.write(chunk)
             finally:
                 self._watches.discard(stream)
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()  # a polite end of TLS would outlast the loop
             return stream
 
     def _send(self, request: web.Request, body: bytes) -> aiohttp.client._RequestContextManager:
