@@ -267,14 +267,18 @@ class Cluster:
     # --- looking ---
 
     def is_node_ready(self, name: str) -> bool:
-        """Whether the control plane says that a node is Ready and has no taint; False while it can't be asked."""
+        """Whether the control plane says that a node is Ready, has no taint and all its pretend GPUs.
+
+        False while it can't be asked.
+        """
         try:
             node = self.api.get(f"/api/v1/nodes/{name}")
         except (OSError, http.client.HTTPException, ApiError):
             return False
         conditions = node["status"].get("conditions", [])
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-        return ready and not node["spec"].get("taints")
+        gpus = int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", 0))
+        return ready and not node["spec"].get("taints") and gpus == self._node(name).gpus
 
     def wait_node(self, name: str, *, ready: bool, seconds: float = 60) -> float:
         """Wait until a node is Ready, or until it is not; returns how many seconds it took."""

@@ -162,9 +162,9 @@ class Stage:
         eventually(lambda: not any(process.alive() for process in pod.all()), "the end of the fenced zombie", 120)
 
     def nodes_ready(self) -> None:
-        """Wait until there are two nodes besides that of the session."""
+        """Wait until every node is back: those that the session lost lately it avoids, if there is another."""
         cluster = self.everloop.session.cluster
-        eventually(lambda: sum(map(cluster.is_node_ready, cluster.settings.nodes)) >= 3, "three nodes to be Ready", 120)
+        eventually(lambda: all(map(cluster.is_node_ready, cluster.settings.nodes)), "all nodes to be Ready", 120)
 
 
 def _release(pod: Pod) -> str:
