@@ -207,6 +207,8 @@ def test_bad_samples_are_refused_under_their_number(changes: dict[str, Any], pro
     [
         ({"optimizer_params": {"type": "dimuon", "learning_rate": 1}}, "optimizer_params.type"),
         ({"adam_params": {"learning_rate": float("inf")}}, "adam_params.learning_rate: "),
+        ({"adam_params": {"learning_rate": 1e30}}, "adam_params.learning_rate: must be at most 100, got 1e+30"),
+        ({"adam_params": {"learning_rate": 0.1, "weight_decay": 1e3}}, "adam_params.weight_decay: times learning_rate"),
         ({"adam_params": {"eps": None}}, "adam_params.eps: must be a finite number"),
         ({"adam_params": "fast"}, "adam_params: "),
         ({}, "optim_params"),

@@ -37,6 +37,9 @@ MAX_SAMPLES = 1024
 STAND_INS: Mapping[str, str] = MappingProxyType({"stable_reinforce": "stable_reinforce_stand_in"})
 """Losses whose definition is not published, and those that a platform may have taken for them."""
 
+MAX_LEARNING_RATE = 100.0
+"""A step of Adam moves each weight by about as much, whatever the gradient is; weights begin below 1."""
+
 LONGEST_PATH = 400
 """Characters of a path that an error message repeats."""
 
@@ -152,6 +155,15 @@ def _optim_step(body: Body) -> Arguments:
     params = _validated(schemas.OptimStepRequest, body).optim_params
     if not isinstance(params, schemas.AdamParams):
         raise _ContentError(f"optimizer_params.type: {params.type!r} is not served, only Adam parameters")
+    if params.learning_rate > MAX_LEARNING_RATE:
+        raise _ContentError(
+            f"adam_params.learning_rate: must be at most {MAX_LEARNING_RATE:g}, got {params.learning_rate}"
+        )
+    if params.learning_rate * params.weight_decay > 1:
+        raise _ContentError(
+            "adam_params.weight_decay: times learning_rate it must be at most 1, where a step leaves no weight,"
+            f" got {params.weight_decay} and {params.learning_rate}"
+        )
     return OptimStep(
         learning_rate=params.learning_rate,
         beta1=params.beta1,
