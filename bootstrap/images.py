@@ -30,11 +30,16 @@ class Image:
     variables: tuple[tuple[str, str], ...] = ()
 
 
+_LOSSES = REPOSITORY / "trainer_image" / "everloop_losses"
+
 IMAGES = (
     Image(
         OPERATOR_IMAGE,
         REPOSITORY / "Dockerfile",
-        tuple(REPOSITORY / "operator" / f"everloop_{name}" for name in ("operator", "gateway", "metrics", "progress")),
+        (
+            *(REPOSITORY / "operator" / f"everloop_{name}" for name in ("operator", "gateway", "metrics", "progress")),
+            _LOSSES,
+        ),
         "operator",
         ("python",),
         (),
@@ -42,7 +47,7 @@ IMAGES = (
     Image(
         TRAINER_IMAGE,
         REPOSITORY / "trainer_image" / "Dockerfile",
-        (REPOSITORY / "trainer_image" / "everloop_trainer",),
+        (REPOSITORY / "trainer_image" / "everloop_trainer", _LOSSES),
         "trainer",
         ("python", "-m", "everloop_trainer"),
         ("supervisor",),

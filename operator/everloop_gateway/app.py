@@ -45,7 +45,7 @@ CLIENT_CONFIG = {
     # An outage may last longer than the two hours after which the client would call a sample stuck.
     "sample_enable_stuck_detection": False,
     "sample_join_sampling_session": False,
-    "custom_loss_server_side": False,
+    "custom_loss_server_side": True,
 }
 DYNAMIC_CONFIG = {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
@@ -80,6 +80,7 @@ class App:
         calls = self._calls
         held = {
             "create_model": (Kind.CREATE, calls.create_model, wire.JSON),
+            "create_custom_loss": (Kind.QUERY, calls.create_custom_loss, wire.JSON),
             "create_sampling_session": (Kind.CREATE, calls.create_sampling_session, wire.JSON),
             "get_info": (Kind.QUERY, calls.get_info, wire.JSON),
             "weights_info": (Kind.QUERY, calls.weights_info, wire.JSON),

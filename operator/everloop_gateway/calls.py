@@ -23,6 +23,8 @@ from everloop_gateway.refusal import Refusal
 from everloop_gateway.routing import Binding, Gone, Stopped, housed
 from everloop_gateway.stopped import GONE, stopped_answer
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream, until_available
+from everloop_losses.graph import GraphError
+from everloop_losses.identity import MAX_JSON_BYTES, loss_id, session_of, unpack
 
 WEIGHTS_HEADER = "X-Everloop-Weights"
 BASE_WEIGHTS = "base"
@@ -123,9 +125,35 @@ class Calls:
         headers = self._stand_ins if binding.weights is None else {WEIGHTS_HEADER: binding.weights, **self._stand_ins}
         return await self._deliver(incoming, binding, Kind.SAMPLE, progress, headers)
 
+    async def create_custom_loss(self, incoming: Incoming, progress: Progress) -> Answer:
+        """Check a traced loss; its id, which holds it, is that of the future, too. Nothing is kept of it."""
+        if len(incoming.body) > 2 * MAX_JSON_BYTES:
+            raise Refusal(
+                400, f"graph: a body of {len(incoming.body)} bytes is too large, {2 * MAX_JSON_BYTES} are taken"
+            )
+        body = _json(incoming.body)
+        session_id = _read(wire.text_field, body, "session_id")
+        self._check_owner(incoming.principal, session_id, "session_id")
+        _read(wire.number_field, body, "custom_loss_seq_id")
+        try:
+            return json_answer({"request_id": loss_id(session_id, body)})
+        except GraphError as error:
+            raise Refusal(400, str(error)) from None
+
+    def _created_loss(self, principal: Principal, request_id: str, session_id: str) -> Answer:
+        self._check_owner(principal, session_id, "request_id")
+        try:
+            unpack(request_id)
+        except GraphError as error:
+            raise Refusal(410, f"request_id: {shorten(request_id)!r} is no loss: {error}") from None
+        return json_answer({"type": "create_custom_loss", "loss_id": request_id})
+
     async def retrieve_future(self, incoming: Incoming, progress: Progress) -> Answer:
-        """Forward a long poll."""
-        request_id, binding = await self._requested(incoming, progress)
+        """Forward a long poll; that for a traced loss has its answer in itself."""
+        request_id = _read(wire.text_field, _json(incoming.body), "request_id")
+        if (session_id := session_of(request_id)) is not None:
+            return self._created_loss(incoming.principal, request_id, session_id)
+        binding = await self._requested(incoming.principal, request_id, progress)
         answer = await self._deliver(incoming, binding, Kind.POLL, progress)
         if answer.status == GONE:
             # The pod may be faster with this poll than with a call that was kept while it was away.
@@ -144,21 +172,21 @@ class Calls:
 
     async def cancel_future(self, incoming: Incoming, progress: Progress) -> Answer:
         """Have a sample stopped for which nobody waits any more; a repeat does no harm."""
-        _, binding = await self._requested(incoming, progress)
+        request_id = _read(wire.text_field, _json(incoming.body), "request_id")
+        binding = await self._requested(incoming.principal, request_id, progress)
         return await self._deliver(incoming, binding, Kind.QUERY, progress)
 
-    async def _requested(self, incoming: Incoming, progress: Progress) -> tuple[str, Binding]:
-        """The operation of the key's own that a body names, and where its stream is."""
-        request_id = _read(wire.text_field, _json(incoming.body), "request_id")
+    async def _requested(self, principal: Principal, request_id: str, progress: Progress) -> Binding:
+        """Where the stream of an operation of the key's own is."""
         try:
             stream = parse_request_id(request_id)
         except MalformedId as error:
             raise Refusal(410, str(error)) from None
-        self._check_owner(incoming.principal, stream.session_id, "request_id")
-        binding = await self._known(incoming.principal, stream, progress)
+        self._check_owner(principal, stream.session_id, "request_id")
+        binding = await self._known(principal, stream, progress)
         if binding is None:
             raise Refusal(410, f"request_id: {request_id!r} is not known; its storage may have been deleted")
-        return request_id, binding
+        return binding
 
     async def get_info(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward get_info, and add the tokenizer that the catalogue names."""

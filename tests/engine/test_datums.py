@@ -83,7 +83,14 @@ CASES = {
         request(GOOD, loss_fn="stable_reinforce"),
         "loss_fn: 'stable_reinforce' is not supported (its definition is not published); supported: cross_entropy, imp",
     ),
-    "traced loss": (request(GOOD, loss_fn="custom"), "loss_fn: 'custom' is not supported (the client's part"),
+    "traced loss": (
+        request(GOOD, loss_fn="custom"),
+        "loss_fn_config.loss_id: '' is not the id that create_custom_loss",
+    ),
+    "option of a traced loss": (
+        _policy("custom", {"beta": 1}),
+        "loss_fn_config.beta: not an option of custom, which has",
+    ),
     "option of another": (
         _policy("ppo", {"beta": 1}),
         "loss_fn_config.beta: not an option of ppo, which has clip_low_threshold, clip_high_threshold",

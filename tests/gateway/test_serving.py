@@ -267,7 +267,8 @@ def test_what_a_sampler_and_a_checkpoint_are(cluster: Cluster, gateway: GatewayP
         ),
         ("load_weights", b"{}", {}, 400, "path"),
         ("load_weights", b'{"path": "tinker://x/weights/y"}', {}, 400, "session_id"),
-        ("create_custom_loss", b"{}", {}, 404, "create_custom_loss is not served"),
+        ("create_custom_loss", b"{}", {}, 400, "session_id"),
+        ("save_weights_anywhere", b"{}", {}, 404, "save_weights_anywhere is not served"),
     ],
 )
 def test_an_undecodable_call_is_refused_with_its_field(

@@ -492,4 +492,7 @@ def answers(url: str) -> int | None:
 
 def python_environment() -> dict[str, str]:
     """The environment of a process that runs our own code."""
-    return {"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY}"}
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": ":".join(str(REPOSITORY / top) for top in ("operator", "trainer_image", "")),
+    }

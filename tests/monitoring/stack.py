@@ -66,7 +66,7 @@ def started(directory: Path) -> Iterator[Stack]:
         stack.callback(processes.stop)
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT / "operator"),
+            "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'trainer_image'}",
             "KUBECONFIG": str(kubeconfig),
             "EVERLOOP_RELEASE_NAMESPACE": RELEASE,
             "EVERLOOP_METRICS": "true",

@@ -92,5 +92,44 @@ def own_loss() -> None:
     say(event="done")
 
 
+def clipped(logprobs: Any, weights: Any) -> Any:
+    """A loss whose slope depends on what the model gives, with metrics of both kinds."""
+    ratio = torch.exp(logprobs + 6)
+    loss = -torch.minimum(ratio * weights, ratio.clamp(0.8, 1.2) * weights).sum() - 0.1 * (logprobs * weights).sum()
+    return loss, {"custom/ratio:mean": ratio.mean(), "custom/weights:sum": weights.sum()}
+
+
+def by_hand(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """The same, as a plain function, for the client to run."""
+    told = [clipped(p, each.loss_fn_inputs["weights"].to_torch()) for each, p in zip(data, logprobs, strict=True)]
+    means = sum(float(each["custom/ratio:mean"].detach()) for _, each in told) / len(data)
+    sums = sum(float(each["custom/weights:sum"]) for _, each in told)
+    return torch.stack([loss for loss, _ in told]).sum(), {"custom/ratio:mean": means, "custom/weights:sum": sums}
+
+
+def traced_loss() -> None:
+    """The same loss on the server and in the client, step by step; between two steps somebody may say something."""
+    service = tinker.ServiceClient()
+    handle = service.create_custom_loss(clipped, {"logprobs": 1, "weights": 1}).result()
+    models = [service.create_lora_training_client(BASE_MODEL, rank=4, seed=3).result() for _ in range(2)]
+    say(event="created", uploaded=handle.loss_id is not None)
+    for step in range(4):
+        data = batch(step, 3, 16)
+        found = [
+            model.forward_backward_custom(data, loss) for model, loss in zip(models, (handle, by_hand), strict=True)
+        ]
+        for model in models:
+            model.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        server, client = (each.result() for each in found)
+        after = [model.forward(data, "cross_entropy").result().metrics["loss:sum"] for model in models]
+        say(event="step", server=server.metrics, client=client.metrics, after=after)
+    other = tinker.ServiceClient().create_lora_training_client(BASE_MODEL, rank=4, seed=3).result()
+    try:
+        other.forward_backward(batch(0, 1, 16), "custom", {"loss_id": handle.loss_id}).result()
+    except tinker.RequestFailedError as error:
+        say(event="refused", error=str(error))
+    say(event="done")
+
+
 if __name__ == "__main__":
-    run_scenario(policy_gradients=policy_gradients, own_loss=own_loss)
+    run_scenario(policy_gradients=policy_gradients, own_loss=own_loss, traced_loss=traced_loss)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from everloop_losses import identity
 from tests.server import tinymodel
 from tests.server.in_thread import served
 from tests.server.pod import Pod
@@ -46,6 +47,7 @@ class Stub:
                 Route("/api/v1/sessions/{id}/finish", self._empty, methods=["POST"]),
                 Route("/api/v1/create_sampling_session", self._create_sampling_session, methods=["POST"]),
                 Route("/api/v1/samplers/{id}", self._sampler),
+                Route("/api/v1/create_custom_loss", self._create_custom_loss, methods=["POST"]),
                 Route("/api/v1/{rest:path}", self._forward, methods=["GET", "POST", "PUT", "DELETE"]),
             ]
         )
@@ -72,6 +74,10 @@ class Stub:
         self.samplers[sampler] = body.get("model_path")
         return JSONResponse({"sampling_session_id": sampler})
 
+    async def _create_custom_loss(self, request: Request) -> Response:
+        body = await request.json()
+        return JSONResponse({"request_id": identity.loss_id(body["session_id"], body)})
+
     async def _sampler(self, request: Request) -> Response:
         sampler = request.path_params["id"]
         answer = {"sampler_id": sampler, "base_model": tinymodel.NAME, "model_path": self.samplers.get(sampler)}
@@ -83,6 +89,8 @@ class Stub:
         headers = {name: value for name, value in request.headers.items() if name in kept}
         headers["X-Everloop-Stand-Ins"] = "true"
         body = await request.body()
+        if path.endswith("/retrieve_future") and identity.session_of((await request.json())["request_id"]):
+            return JSONResponse({"loss_id": (await request.json())["request_id"]})
         if path.endswith("/asample"):
             sampler = (await request.json())["sampling_session_id"]
             if sampler in self.samplers:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from tests.networks import new_address
+from tests.server.pod import Pod, eventually, kill_process, process_of
 from tests.server.sdk import TorchProgram
 from tests.server.sdk_losses import OPTIONS
-from tests.server.stub import Stub
+from tests.server.stub import Stub, serving
 
 
 def test_policy_gradients_of_what_was_sampled(stub: Stub) -> None:
@@ -36,3 +40,35 @@ def test_a_loss_of_ones_own(stub: Stub) -> None:
     for event in steps:
         assert event["custom"] == pytest.approx(event["built_in"], rel=1e-5)
     assert steps[2]["built_in"] != steps[0]["built_in"]
+
+
+def test_a_traced_loss_on_the_server(make_pod: Callable[..., Pod]) -> None:
+    """It trains bit by bit as in the client, metrics included, while engine and server are killed.
+
+    The models of another session can't use it.
+    """
+    pod = make_pod()
+    pod.start()
+    status = pod.wait_until("Serving")
+    config = {"fwdbwd_max_chunk_len": 2, "custom_loss_server_side": True}
+    with serving(pod, new_address(), config) as stub, TorchProgram(stub.url, "traced_loss") as program:
+        eventually(lambda: len(program.named("step")) >= 1, "a step", 60)
+        kill_process(status["engine"]["pid"])
+        eventually(lambda: len(program.named("step")) >= 2, "two steps", 60)
+        kill_process(process_of(pod, "server"))
+        program.finish()
+    assert program.named("created") == [{"event": "created", "uploaded": True}]
+    steps = program.named("step")
+    assert len(steps) == 4
+    for event in steps:
+        assert event["after"][0] == event["after"][1]
+        assert set(event["client"]) - set(event["server"]) == {"surrogate_loss:sum"}
+        for name, value in event["server"].items():
+            assert event["client"][name] == pytest.approx(value, rel=1e-5), name
+    assert steps[3]["after"] != steps[0]["after"]
+    (refused,) = program.named("refused")
+    assert "loss_fn_config.loss_id: the loss was made in session" in refused["error"]
+    ended = pod.status()
+    assert ended is not None
+    assert ended["replayMismatches"] == 0
+    assert [each["reason"] for each in ended["recoveries"]][-1] == "ServerRestarted"

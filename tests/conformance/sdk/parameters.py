@@ -43,9 +43,15 @@ def cross_entropy(world: World) -> None:
     check(loss(client) < before, "it is no lower")
 
 
-@probe('loss_fn="custom"', "a loss by its id", reasons.TRACED_LOSS)
+@probe('loss_fn="custom"', "by the id of a loss that doubles `cross_entropy`, the loss is twice as high")
 def custom(world: World) -> None:
-    done(world.fresh().forward_backward(texts(), "custom", {"loss_id": "mine"}))
+    def doubled(logprobs: Any, weights: Any) -> Any:
+        return -2 * (logprobs * weights).sum(), {}
+
+    handle = done(world.service.create_custom_loss(doubled, {"logprobs": 1, "weights": 1}))
+    client = world.fresh()
+    found = done(client.forward_backward(texts(), "custom", {"loss_id": handle.loss_id})).metrics["loss:sum"]
+    check(close(found, 2 * loss(client)), f"{found}")
 
 
 def ratio_loss(world: World, name: str, config: dict[str, float]) -> None:

@@ -13,5 +13,4 @@ LOGIN = "Keys are Secrets of Kubernetes: who may write them adds and removes the
 IMAGES = "Images and sound are not there yet."
 OPTIMIZERS = "AdamW is the only optimizer."
 STABLE_REINFORCE = "Its definition is not published; see [losses](losses.md)."
-TRACED_LOSS = "Losses are not uploaded: `forward_backward_custom` runs them in the client."
 HUB = "It is a download first; see `tinker checkpoint download`."

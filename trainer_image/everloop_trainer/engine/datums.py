@@ -14,9 +14,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from everloop_losses.graph import GraphError, TracedLoss
+from everloop_losses.identity import session_of, unpack
 from everloop_trainer.engine.errors import ContentError
-from everloop_trainer.engine.losses import LOSSES, UNSUPPORTED, Loss
-from everloop_trainer.engine.tensors import decode
+from everloop_trainer.engine.losses import BY_SLOPE, LOSSES, TRACED, UNSUPPORTED, Loss
+from everloop_trainer.engine.tensors import decode, decode_ranked
+from everloop_trainer.session.identifiers import TRAINING
 from everloop_trainer.tinker_proto import tinker_public
 
 TARGETS = "target_tokens"
@@ -32,20 +35,25 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class TrainingDatum:
-    """One sequence: tokens int64 (n,), targets of each position int64 (n,) or (n, K), inputs float32 like targets."""
+    """One sequence: tokens int64 (n,), targets of each position int64 (n,) or (n, K), inputs float32 like targets.
+
+    `traced` are the inputs of a traced loss but the first, in its order.
+    """
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
     inputs: Mapping[str, NDArray[np.float32]]
+    traced: tuple[NDArray[Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """What one forward_backward is about."""
+    """What one forward_backward is about; with `traced`, `loss` takes what that gives."""
 
     loss: Loss
     options: Mapping[str, float]
     data: Sequence[TrainingDatum]
+    traced: TracedLoss | None = None
 
 
 def parse_request(body: bytes, limits: Limits) -> TrainingBatch:
@@ -58,15 +66,71 @@ def parse_request(body: bytes, limits: Limits) -> TrainingBatch:
     except DecodeError as error:
         raise ContentError(f"body: not a ForwardBackwardRequest: {error}") from error
     name = request.loss_fn
+    if name == TRACED:
+        return _parse_traced(request, limits)
     loss = LOSSES.get(name)
     if loss is None:
         reason = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
-        raise ContentError(f"loss_fn: {name!r} is not supported{reason}; supported: {', '.join(LOSSES)}")
+        raise ContentError(f"loss_fn: {name!r} is not supported{reason}; supported: {', '.join([*LOSSES, TRACED])}")
     options = _options(name, loss, request)
-    if not request.data:
-        raise ContentError("data: must hold at least one datum")
+    _check_any(request)
     data = [_parse_datum(f"data[{index}]", name, loss, datum, limits) for index, datum in enumerate(request.data)]
     return TrainingBatch(loss, options, data)
+
+
+def _check_any(request: Any) -> None:
+    if not request.data:
+        raise ContentError("data: must hold at least one datum")
+
+
+def _parse_traced(request: Any, limits: Limits) -> TrainingBatch:
+    loss = _traced_loss(request)
+    _check_any(request)
+    data = [_parse_traced_datum(f"data[{index}]", loss, datum, limits) for index, datum in enumerate(request.data)]
+    return TrainingBatch(BY_SLOPE, {}, data, loss)
+
+
+def _traced_loss(request: Any) -> TracedLoss:
+    """The loss that `loss_id` holds, which the session of this model has made."""
+    field = "loss_fn_config.loss_id"
+    for option in sorted({*request.loss_fn_config, *request.loss_fn_config_v2} - {"loss_id"}):
+        raise ContentError(f"loss_fn_config.{option}: not an option of {TRACED}, which has loss_id")
+    loss_id = request.loss_fn_config_v2["loss_id"].text
+    session, own = session_of(loss_id), request.model_id.partition(TRAINING)[0]
+    if session is None:
+        raise ContentError(f"{field}: {loss_id[:80]!r} is not the id that create_custom_loss gives a loss")
+    if session != own:
+        raise ContentError(f"{field}: the loss was made in session {session[:80]!r}, this model in {own!r}")
+    try:
+        return unpack(loss_id)
+    except GraphError as error:
+        raise ContentError(f"{field}: {error}") from error
+
+
+def _parse_traced_datum(field: str, loss: TracedLoss, datum: Any, limits: Limits) -> TrainingDatum:
+    """Further inputs are not looked at: the client sends its data as it is."""
+    tokens = _model_input(f"{field}.model_input", datum.model_input, limits)
+    logprobs, *others = loss.inputs
+    given: Mapping[str, Any] = datum.loss_fn_inputs
+    for key in (TARGETS, *(each.name for each in others)):
+        if key not in given:
+            raise ContentError(f"{field}.loss_fn_inputs.{key}: missing; loss {loss.name!r} needs it")
+    targets = _targets(f"{field}.loss_fn_inputs.{TARGETS}", given[TARGETS], len(tokens), limits)
+    if targets.ndim != logprobs.rank:
+        raise ContentError(
+            f"{field}.loss_fn_inputs.{TARGETS}: has rank {targets.ndim}, but loss {loss.name!r} takes logprobs of rank"
+            f" {logprobs.rank}"
+        )
+    inputs = [decode_ranked(f"{field}.loss_fn_inputs.{each.name}", given[each.name], each.rank) for each in others]
+    return TrainingDatum(tokens, targets.astype(np.int64), {}, tuple(inputs))
+
+
+def _targets(where: str, tensor: Any, length: int, limits: Limits) -> NDArray[Any]:
+    targets = decode(where, tensor, length)
+    if targets.dtype.kind != "i":
+        raise ContentError(f"{where}: must be integers, got float32")
+    _check_tokens(where, targets, limits)
+    return targets
 
 
 def _options(name: str, loss: Loss, request: Any) -> dict[str, float]:
@@ -105,12 +169,9 @@ def _parse_datum(field: str, name: str, loss: Loss, datum: Any, limits: Limits) 
             raise ContentError(f"{field}.loss_fn_inputs.{key}: missing; {name} needs {', '.join(needed)}")
 
     where = f"{field}.loss_fn_inputs.{TARGETS}"
-    targets = decode(where, given[TARGETS], len(tokens))
-    if targets.dtype.kind != "i":
-        raise ContentError(f"{where}: must be integers, got float32")
+    targets = _targets(where, given[TARGETS], len(tokens), limits)
     if targets.ndim > 1 and not loss.several_targets:
         raise ContentError(f"{where}: {name} takes one target for each input token, got shape {targets.shape}")
-    _check_tokens(where, targets, limits)
 
     inputs = {}
     for key in loss.inputs:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import torch
+
 ACCELERATOR_FAILURES = re.compile(
     r"uncorrectable ECC error|uncorrectable NVLink error|hardware stack error|no CUDA-capable device is detected|"
     r"device\(s\) is/are busy or unavailable|GPU is lost|fallen off the bus"
@@ -17,6 +19,14 @@ Other errors of CUDA, such as an illegal access, are as likely to be a defect of
 def accelerator_failed(error: Exception) -> bool:
     """Whether an error of torch tells of a device that no other engine on this node should be given."""
     return isinstance(error, RuntimeError) and ACCELERATOR_FAILURES.search(str(error)) is not None
+
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Tell lack of memory from a defect: on CPU torch reports it as a plain RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)
 
 
 class ContentError(Exception):

@@ -136,10 +136,11 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
 )
 """By the name that `forward_backward` is called with."""
 
-UNSUPPORTED: Mapping[str, str] = MappingProxyType(
-    {
-        "stable_reinforce": "its definition is not published",
-        "custom": "the client's part of it is: switch custom_loss_server_side off",
-    }
-)
+TRACED = "custom"
+"""The name of a loss that a client has traced and sent (`everloop_losses`)."""
+
+BY_SLOPE = Loss(("weights",), cross_entropy, several_targets=True)
+"""What is differentiated of a traced loss: -p * w, where w is its negative slope by p, as in a client's part of it."""
+
+UNSUPPORTED: Mapping[str, str] = MappingProxyType({"stable_reinforce": "its definition is not published"})
 """Other names that the SDK knows, and why they are refused."""

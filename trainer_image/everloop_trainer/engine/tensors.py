@@ -24,11 +24,7 @@ def decode(field: str, tensor: Any, length: int) -> NDArray[Any]:
 
     Raises ContentError.
     """
-    dtype = _NUMPY_TYPES.get(tensor.dtype)
-    if dtype is None:
-        raise ContentError(f"{field}: dtype {tensor.dtype} is not supported; use float32 or int64")
-    sparse = tensor.WhichOneof("encoding") == "sparse_csr"
-    values = _array(field, tensor.sparse_csr.values if sparse else tensor.dense, dtype)
+    sparse, values = _stored(field, tensor)
     shape = tuple(tensor.shape) or (values.size,)
     if len(shape) > 2 or (len(shape) == 2 and not 1 <= shape[1] <= MAX_TARGETS) or (sparse and len(shape) != 2):
         raise ContentError(
@@ -39,6 +35,28 @@ def decode(field: str, tensor: Any, length: int) -> NDArray[Any]:
     if shape[0] != length:
         raise ContentError(f"{field}: {shape[0]} {'values' if len(shape) == 1 else 'rows'} for {length} input tokens")
     return _scattered(field, tensor.sparse_csr, values, shape) if sparse else values.reshape(shape)
+
+
+def decode_ranked(field: str, tensor: Any, rank: int) -> NDArray[Any]:
+    """Return a Tensor of that rank, 0, 1 or 2, of any length; cells that are not listed are 0. Raises ContentError."""
+    sparse, values = _stored(field, tensor)
+    shape = tuple(tensor.shape) or ((values.size,) if rank else ())
+    if len(shape) != rank:
+        raise ContentError(f"{field}: shape {shape} has rank {len(shape)}, the loss takes rank {rank}")
+    if min(shape, default=0) < 0 or (rank == 2 and shape[1] > MAX_TARGETS) or (sparse and rank != 2):
+        raise ContentError(f"{field}: shape {shape} is not supported; the second dimension is at most {MAX_TARGETS}")
+    if not sparse and int(np.prod(shape)) != values.size:
+        raise ContentError(f"{field}: shape {shape} does not match its {values.size} values")
+    return _scattered(field, tensor.sparse_csr, values, shape) if sparse else values.reshape(shape)
+
+
+def _stored(field: str, tensor: Any) -> tuple[bool, NDArray[Any]]:
+    """Whether a Tensor is sparse, and the values that it lists."""
+    dtype = _NUMPY_TYPES.get(tensor.dtype)
+    if dtype is None:
+        raise ContentError(f"{field}: dtype {tensor.dtype} is not supported; use float32 or int64")
+    sparse = tensor.WhichOneof("encoding") == "sparse_csr"
+    return sparse, _array(field, tensor.sparse_csr.values if sparse else tensor.dense, dtype)
 
 
 def _array(field: str, data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:

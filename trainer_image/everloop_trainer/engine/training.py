@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from everloop_trainer.engine.datums import TrainingBatch, TrainingDatum
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.lora import Adapter
 from everloop_trainer.engine.scores import HEAD_TOKENS, target_logprobs
+from everloop_trainer.engine.traced import Evaluation
 from everloop_trainer.tinker_proto import tinker_public
 
 
@@ -28,12 +29,13 @@ from everloop_trainer.tinker_proto import tinker_public
 class Outcome:
     """Loss (summed over all tokens, in float64) and each datum's log-probabilities, float32 in the targets' shape.
 
-    `stands_in_for` as of the Loss.
+    `stands_in_for` as of the Loss; `metrics` are a traced loss's own.
     """
 
     loss: float
     logprobs: list[NDArray[np.float32]]
     stands_in_for: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def to_proto(self) -> bytes:
         """Serialise as ForwardBackwardOutput; equal outcomes give equal bytes."""
@@ -45,7 +47,7 @@ class Outcome:
                 _record(list(values), shape)
                 for shape, values in itertools.groupby(self.logprobs, key=lambda array: array.shape[1:])
             ],
-            metrics={"loss:sum": self.loss, **named},
+            metrics={"loss:sum": self.loss, **named, **self.metrics},
         )
         return bytes(output.SerializeToString(deterministic=True))
 
@@ -107,19 +109,50 @@ def forward_backward(
 def _run(base: BaseModel, batch: TrainingBatch, budget: int) -> Outcome:
     loss = 0.0
     logprobs: list[NDArray[np.float32]] = []
+    traced = None if batch.traced is None else _Traced(Evaluation(batch.traced))
     for run in plan_micro_batches([len(datum.tokens) for datum in batch.data], budget):
-        part = TrainingBatch(batch.loss, batch.options, [batch.data[index] for index in run])
-        part_loss, values = _micro_batch(base, part, budget)
+        part = replace(batch, data=[batch.data[index] for index in run])
+        part_loss, values = _micro_batch(base, part, budget, traced)
         loss += part_loss
         logprobs += values
     if not np.isfinite(loss) or not all(np.isfinite(values).all() for values in logprobs):
         raise ContentError(
             "data: the loss is not finite: the weights diverged, or the inputs of the loss are too large"
         )
-    return Outcome(loss, logprobs, batch.loss.stands_in_for)
+    return Outcome(loss, logprobs, batch.loss.stands_in_for, {} if traced is None else traced.metrics())
 
 
-def _micro_batch(base: BaseModel, batch: TrainingBatch, budget: int) -> tuple[float, list[NDArray[np.float32]]]:
+class _Traced:
+    """A traced loss over the datums of one operation, in their order."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        self._datums = 0
+        self._sums: dict[str, float] = {}
+
+    def weigh(self, data: Sequence[TrainingDatum], p: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """Evaluate it on the next datums: their loss, and the weight of each log-probability p (positions, K)."""
+        weights, total = torch.zeros_like(p), 0.0
+        rows = [len(datum.tokens) for datum in data]
+        for datum, own, weight in zip(data, p.split(rows), weights.split(rows), strict=True):
+            logprobs = own[:, : _width(datum)].reshape(datum.targets.shape)
+            told = self._evaluation.run(f"data[{self._datums}]", logprobs, datum.traced)
+            if told.slope is not None:
+                weight[:, : _width(datum)] = -told.slope.reshape(len(datum.tokens), -1)
+            self._datums += 1
+            total += told.loss
+            for key, value in told.metrics.items():
+                self._sums[key] = self._sums.get(key, 0.0) + value
+        return total, weights
+
+    def metrics(self) -> dict[str, float]:
+        """Of all datums so far: sums, and means over datums, as the SDK forms them."""
+        return {key: value / (self._datums if key.endswith(":mean") else 1) for key, value in self._sums.items()}
+
+
+def _micro_batch(
+    base: BaseModel, batch: TrainingBatch, budget: int, traced: _Traced | None
+) -> tuple[float, list[NDArray[np.float32]]]:
     """Run one micro-batch; with gradients enabled, add to those of the active adapter."""
     lengths = [len(datum.tokens) for datum in batch.data]
     tokens = np.zeros((len(lengths), max(lengths)), np.int64)
@@ -132,9 +165,11 @@ def _micro_batch(base: BaseModel, batch: TrainingBatch, budget: int) -> tuple[fl
     # The head runs in slices that are differentiated one by one: logits of the whole batch never exist at once.
     boundary = hidden.detach().requires_grad_(torch.is_grad_enabled())
     parts = [slice(start, start + HEAD_TOKENS) for start in range(0, len(targets), HEAD_TOKENS)]
+    traced_loss = None
+    if traced is not None:
+        traced_loss, inputs["weights"] = traced.weigh(batch.data, _logprobs(base, boundary, targets))
     if batch.loss.of_sequence:
-        with torch.no_grad():
-            p = torch.cat([target_logprobs(base.logits(boundary[part]), targets[part])[0] for part in parts])
+        p = _logprobs(base, boundary, targets)
         cut = {name: values.split(lengths) for name, values in inputs.items()}
         found = [
             batch.loss.of_sequence(values, {name: cut[name][index] for name in cut})
@@ -150,10 +185,17 @@ def _micro_batch(base: BaseModel, batch: TrainingBatch, budget: int) -> tuple[fl
     if hidden.requires_grad:
         hidden.backward(boundary.grad)
     rows = torch.cat(logprobs).split(lengths)
-    return loss, [
+    return loss if traced_loss is None else traced_loss, [
         values[:, : _width(datum)].reshape(datum.targets.shape).numpy()
         for values, datum in zip(rows, batch.data, strict=True)
     ]
+
+
+@torch.no_grad()
+def _logprobs(base: BaseModel, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities float32 (positions, K) of targets, in slices as `_head` has them."""
+    parts = [slice(start, start + HEAD_TOKENS) for start in range(0, len(targets), HEAD_TOKENS)]
+    return torch.cat([target_logprobs(base.logits(hidden[part]), targets[part])[0] for part in parts])
 
 
 def _columns(data: Sequence[TrainingDatum]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -31,7 +31,7 @@ from everloop_trainer.engine.adam import AdamParams
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.config import SpareConfig
 from everloop_trainer.engine.datums import Limits, parse_request
-from everloop_trainer.engine.errors import ContentError, StateError, accelerator_failed
+from everloop_trainer.engine.errors import ContentError, StateError, accelerator_failed, out_of_memory
 from everloop_trainer.engine.lora import Adapter, LoraSpec, layout
 from everloop_trainer.engine.model import LoraModel, load_adapter
 from everloop_trainer.engine.requests import SampleRequest
@@ -43,7 +43,6 @@ from everloop_trainer.termination import give_up
 
 _log = logging.getLogger(__name__)
 
-_CPU_ALLOCATOR = "DefaultCPUAllocator"
 _FROZEN_ADAPTERS = 4
 _LONGEST_ERROR = 2000
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -129,7 +128,7 @@ class Worker:
         except (MemoryError, RuntimeError) as error:
             if accelerator_failed(error):
                 _end_with_accelerator(error)
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             _log.warning("%s failed: out of memory", header["op"])
             answer, content = _NO_MEMORY, b""
@@ -262,7 +261,7 @@ class Worker:
         except (MemoryError, RuntimeError) as error:
             if accelerator_failed(error):
                 _end_with_accelerator(error)
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             _log.warning("a step of samples failed: out of memory")
             self._send({"id": self._sampler.give_way(), **_NO_MEMORY})
@@ -304,11 +303,6 @@ def _check_sha256(path: Path, expected: str) -> None:
     found = state.file_sha256(path)
     if found != expected:
         raise StateError(f"{path}: SHA-256 is {found}, expected {expected}")
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Tell lack of memory from a defect: on CPU torch reports it as a plain RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)
 
 
 def _end_with_accelerator(error: Exception) -> NoReturn:
