@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from everloop_operator.api import names
-from everloop_operator.core.observed import Container, Observed, Trainer
+from everloop_operator.api.training_session_status import BaseModelStatus, StorageStatus, TrainingSessionStatus
+from everloop_operator.core.observed import Container, Observed, Pod, Trainer
 from tests.operator.builders import (
     NOW,
     after,
@@ -18,6 +19,7 @@ from tests.operator.builders import (
     decided,
     lost,
     observed,
+    pending,
     pod,
     report,
     serving,
@@ -141,11 +143,13 @@ def test_the_finalizer_is_there_only_where_it_was_asked_for(wanted: bool) -> Non
 GONE = ("other/one",)
 WAITING: list[tuple[str, dict[str, Any], tuple[str, ...] | None]] = [
     ("copies are pending", {}, None),
+    ("one copy is pending", {"trainer": copying(1)}, None),
     ("all are there", {"trainer": copying(0)}, GONE),
     ("an older trainer makes none", {"trainer": Trainer(report=report())}, GONE),
     ("trainer is silent", {"trainer": replace(copying(0), unreachable_since=ago(60))}, None),
     ("nothing is known yet", {"trainer": Trainer()}, None),
     ("no pod, nothing to wait for", {"trainer": Trainer(), "pods": ()}, GONE),
+    ("what has served waits for a node", {"trainer": Trainer(), "pods": (pending(2),)}, None),
 ]
 
 
@@ -160,6 +164,63 @@ def test_what_a_deletion_waits_for(change: dict[str, Any], left: tuple[str, ...]
         assert condition(result, "Reconciling")[:2] == ("True", "DeletionWaits")
         until = datetime.fromisoformat(condition(result, "Reconciling")[2].split("until ")[1].split()[0])
         assert until == NOW + timedelta(seconds=290)
+
+
+def test_a_deletion_says_what_it_waits_for() -> None:
+    """How many copies, as far as the trainer has told."""
+    for trainer, told in ((copying(2), "2 copies"), (Trainer(), "copies that its trainer has not told of")):
+        message = condition(decided(deleted(10, trainer=trainer)), "Reconciling")[2]
+        assert message.startswith(f"the deletion waits for {told}, until ")
+
+
+def test_a_deletion_need_not_wait_any_more() -> None:
+    """The wish for copies may be taken back meanwhile; nothing is said to be missing then."""
+    going = deleted(10)
+    spec = session(deletion={"waitForCopies": False}).spec
+    result = decided(replace(going, session=replace(going.session, spec=spec)))
+    assert (result.finalizers, result.events) == (GONE, ())
+
+
+LOADED = BaseModelStatus(manifest_sha256="ab" * 32)
+SEEN = replace(pending(), node="node-a", scheduled=ago(90))
+MAYBE: list[tuple[str, TrainingSessionStatus, Pod, bool]] = [
+    ("it finds no node", TrainingSessionStatus(attempt=1), pending(), False),
+    ("its image can't be pulled", TrainingSessionStatus(attempt=1), SEEN, False),
+    (
+        "its cache is being filled",
+        TrainingSessionStatus(attempt=1),
+        replace(SEEN, fetch=Container(running=True)),
+        False,
+    ),
+    ("its storage was not opened", TrainingSessionStatus(attempt=1, storage=StorageStatus(claim_uid="u")), SEEN, False),
+    ("it runs", TrainingSessionStatus(attempt=1), replace(SEEN, container=Container(running=True)), True),
+    ("it has ended", TrainingSessionStatus(attempt=1), replace(SEEN, container=Container(exit_code=0)), True),
+    ("it starts again", TrainingSessionStatus(attempt=1), replace(SEEN, container=Container(restarts=1)), True),
+    ("storage was opened", TrainingSessionStatus(attempt=2, storage=StorageStatus(lineage="l")), pending(2), True),
+    ("the model was loaded", TrainingSessionStatus(attempt=2, base_model=LOADED), pending(2), True),
+]
+
+
+@pytest.mark.parametrize(("status", "only", "waits"), [row[1:] for row in MAYBE], ids=[row[0] for row in MAYBE])
+@pytest.mark.parametrize("trainer", [Trainer(), Trainer(unreachable_since=ago(60))], ids=["unasked", "silent"])
+def test_a_deletion_waits_for_what_may_have_begun(
+    trainer: Trainer, status: TrainingSessionStatus, only: Pod, waits: bool
+) -> None:
+    """Not for a session of which no pod has ever run; whose pod has run, or has told of anything, may have copies."""
+    going = deleted(10)
+    result = decided(replace(going, session=replace(going.session, status=status), pods=(only,), trainer=trainer))
+    assert result.finalizers == (None if waits else GONE)
+    late = deleted(300)
+    told = decided(replace(late, session=replace(late.session, status=status), pods=(only,), trainer=trainer)).events
+    assert bool(told) == waits
+
+
+def test_a_deletion_waits_for_who_has_told_and_is_silent() -> None:
+    """Though the status does not have it yet."""
+    silent = replace(copying(1), unreachable_since=ago(5))
+    going = deleted(10, pods=(SEEN,), trainer=silent)
+    first = replace(going.session, status=TrainingSessionStatus(attempt=1))
+    assert decided(replace(going, session=first)).finalizers is None
 
 
 @pytest.mark.parametrize("trainer", [copying(2), Trainer(), replace(copying(1), unreachable_since=ago(999))])

@@ -23,18 +23,15 @@ def deadline(observed: Observed) -> datetime | None:
 
 
 def waits(observed: Observed) -> bool:
-    """Whether the session is kept for its copies although its deletion was asked for.
-
-    A trainer that does not answer may have some; a session without a pod makes none.
-    """
+    """Whether the session is kept for its copies although its deletion was asked for."""
     until = deadline(observed)
     return until is not None and observed.now < until and _copies_missing(observed)
 
 
 def given_up(observed: Observed) -> tuple[Event, ...]:
-    """What is told of a deletion that has waited for its copies in vain."""
+    """What is told of a deletion that waits no longer: whether it has waited for its copies in vain."""
     until = deadline(observed)
-    if until is None or observed.now < until or not _copies_missing(observed):
+    if until is None or not _copies_missing(observed):
         return ()
     seconds = observed.session.spec.deletion.deadline_seconds if observed.session.spec else 0
     message = f"deleted without {_missing_copies(observed)}: spec.deletion.deadlineSeconds ({seconds}) are over"
@@ -46,8 +43,20 @@ def _copies_missing(observed: Observed) -> bool:
         return False
     trainer = observed.trainer
     if trainer.report is None or trainer.unreachable_since is not None:
-        return bool(observed.pods)
+        return bool(observed.pods) and _may_have_states(observed)
     return trainer.report.copies is not None and trainer.report.copies.pending > 0
+
+
+def _may_have_states(observed: Observed) -> bool:
+    """Whether a session that does not answer may have something to copy.
+
+    Clients get through to it once its status has what a pod has told of storage and base model, and not before: of
+    their work there is none until then. A container that has begun may be about to tell.
+    """
+    status = observed.session.status
+    written = status.base_model is not None or bool(status.storage and status.storage.lineage)
+    told = written or observed.trainer.report is not None
+    return told or any(pod.container.begun for pod in observed.pods)
 
 
 def finalizers(observed: Observed) -> tuple[str, ...] | None:

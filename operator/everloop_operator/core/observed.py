@@ -63,6 +63,11 @@ class Container:
     started: datetime | None = None
     """Since when it runs; None while it does not."""
 
+    @property
+    def begun(self) -> bool:
+        """Whether it runs, or has run."""
+        return self.running or self.restarts > 0 or self.exit_code is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:
