@@ -322,12 +322,14 @@ class World:
         }
         self.api.merge(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [condition]}})
 
-    def token(self, pod: dict[str, Any]) -> str:
+    def master_key(self) -> bytes:
         secret = self.api.get(f"/api/v1/namespaces/{RELEASE}/secrets/{names.MASTER_KEY_SECRET}")
         assert secret
-        master = master_key(base64.b64decode(secret["data"]["key"]).decode())
+        return master_key(base64.b64decode(secret["data"]["key"]).decode())
+
+    def token(self, pod: dict[str, Any]) -> str:
         uid = pod["metadata"]["ownerReferences"][0]["uid"]
-        return session_token(master, uid, int(pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
+        return session_token(self.master_key(), uid, int(pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
 
     def run_pod(self, name: str, node: str, state: str = "Serving", **report: Any) -> FakeTrainer:
         """Binds the pod to the node and starts it, with a trainer in this state."""
