@@ -7,6 +7,7 @@ from typing import Any
 
 from everloop_operator.api.rl_job import RLJobSpec
 from everloop_operator.api.rl_job_status import RLJobStatus
+from everloop_operator.api.training_session_status import TrainingSessionStatus
 from everloop_operator.core.jobs import children
 from everloop_operator.core.jobs.observed import Driver, Job, ObservedJob, SeenSession
 from everloop_operator.core.jobs.plan import JobPlan, JobSettings, plan
@@ -49,6 +50,11 @@ def idle(on_call: str = "Wake") -> SeenSession:
     return replace(
         serving, session=replace(serving.session, spec=builders.spec(idle={"onCall": on_call}), status=status)
     )
+
+
+def queued() -> SeenSession:
+    """A session whose pod waits in line."""
+    return replace(seen(), session=builders.session(TrainingSessionStatus(phase="Queued")))
 
 
 def waiting() -> SeenSession:

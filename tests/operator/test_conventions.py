@@ -78,6 +78,11 @@ def histories() -> Iterator[tuple[TrainingSessionStatus, str, str]]:
         status_of(decided(replace(first, session=session(TrainingSessionStatus(attempt=1)), pods=(pod(),)))),
         *progressing,
     )
+    gated = pending(gates=("kueue.x-k8s.io/admission",))
+    yield (
+        status_of(decided(replace(first, session=session(TrainingSessionStatus(attempt=1)), pods=(gated,)))),
+        *progressing,
+    )
     running = serving()
     yield status_of(decided(running)), "Current", "Healthy"
     yield status_of(decided(replace(running, nodes={"node-a": lost()}))), *progressing  # Recovering

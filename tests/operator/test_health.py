@@ -13,7 +13,7 @@ from everloop_operator.api.training_session_status import Condition, Recovery, T
 from everloop_operator.core.conditions import update
 from everloop_operator.core.health import Aspect
 from everloop_operator.core.observed import Claim, Container, Observed, Trainer
-from everloop_operator.core.projections import container_of
+from everloop_operator.core.projections import container_of, pod_of
 from everloop_operator.core.report import TrainerReport
 from tests.operator.builders import (
     CLAIMS,
@@ -36,12 +36,16 @@ from tests.operator.builders import (
 FIRST = TrainingSessionStatus(attempt=1)
 OPENED = Recovery(id="a2", attempt=2, reason="NodeLost", node="node-b", time=text(ago(5)))
 SECOND = TrainingSessionStatus(attempt=2, recoveries=[OPENED])
+GATES = ("kueue.x-k8s.io/admission",)
 MISMATCH = Container(exit_code=65, exit_message="StorageMismatch", finished=ago(9))
 STARTING = observed(session=session(FIRST), pods=(pod(ready=False),), trainer=Trainer(report=report(1, "Starting")))
 
 PHASES: list[tuple[str, Observed, str]] = [
     ("no pod yet", observed(), "Pending"),
     ("not scheduled", observed(session=session(FIRST), pods=(pending(),)), "Pending"),
+    ("finds no node", observed(session=session(FIRST), pods=(pending(unschedulable_since=ago(9)),)), "Queued"),
+    ("is kept back", observed(session=session(FIRST), pods=(pending(gates=GATES),)), "Queued"),
+    ("has found a node", replace(STARTING, pods=(pod(ready=False, unschedulable_since=ago(9)),)), "Starting"),
     ("starts", STARTING, "Starting"),
     ("replays for the first time", replace(STARTING, trainer=Trainer(report=report(1, "Recovering"))), "Starting"),
     ("serves", serving(), "Running"),
@@ -51,6 +55,7 @@ PHASES: list[tuple[str, Observed, str]] = [
         observed(session=session(SECOND), pods=(pending(2),)),
         "Recovering",
     ),
+    ("second attempt finds no node", observed(session=session(SECOND), pods=(pending(2, gates=GATES),)), "Recovering"),
     ("node lost", serving(nodes={"node-a": lost()}), "Recovering"),
     (
         "storage mismatch",
@@ -63,6 +68,7 @@ PHASES: list[tuple[str, Observed, str]] = [
 ]
 
 TABLE = {  # phase: Ready, Reconciling, Stalled, Serving
+    "Queued": ("False", "True", "False", "False"),
     "Running": ("True", "False", "False", "True"),
     "Pending": ("False", "True", "False", "False"),
     "Starting": ("False", "True", "False", "False"),
@@ -184,12 +190,42 @@ def test_storage_that_cannot_be_opened_is_shown() -> None:
     assert "identity.json: no JSON" in condition(result, "Serving")[2]
 
 
+def test_gates_are_named_and_have_no_deadline() -> None:
+    """How long somebody's queue is does not count for deadlines.unschedulableSeconds."""
+    gates = [{"name": "kueue.x-k8s.io/admission"}, {"name": "kueue.x-k8s.io/topology"}]
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "lastTransitionTime": text(ago(9))}
+    body = {
+        "metadata": {
+            "name": "tuned-a1-0",
+            "uid": "uid-pod-1",
+            "creationTimestamp": text(ago(9 * 86_400)),
+            "labels": {names.LABEL_ATTEMPT: "1"},
+            "annotations": {names.ANNOTATION_TEMPLATE_HASH: pod().template_hash},
+        },
+        "spec": {"schedulingGates": gates},
+        "status": {"phase": "Pending", "conditions": [gated]},
+    }
+    kept_back = pod_of(body)
+    assert kept_back
+    result = decided(observed(session=session(FIRST), pods=(kept_back,)))
+    message = "pod tuned-a1-0 is held back by kueue.x-k8s.io/admission, kueue.x-k8s.io/topology"
+    assert condition(result, "PodsReady") == ("False", "SchedulingGated", message)
+    assert (status_of(result).phase, result.requeue_after) == ("Queued", None)
+
+
+def test_a_session_that_was_queued_is_told_to_serve() -> None:
+    """Though nothing was seen of its start."""
+    waiting = observed(session=session(FIRST), pods=(pending(gates=GATES),))
+    result = decided(after(waiting, decided(waiting), pods=(pod(),), trainer=Trainer(report=report())))
+    assert [event.reason for event in result.events] == [names.EVENT_SERVING]
+
+
 def test_scheduler_is_quoted_and_its_deadline_ends_in_failed() -> None:
     """Unschedulable: quoted at once, Failed after deadlines.unschedulableSeconds, and well again by itself."""
     waiting = pending(unschedulable_since=ago(100), unschedulable_message="0/3 nodes are available")
     result = decided(observed(session=session(FIRST), pods=(waiting,)))
     assert condition(result, "PodsReady")[1:] == ("Unschedulable", "pod tuned-a1-0: 0/3 nodes are available")
-    assert status_of(result).phase == "Pending"
+    assert status_of(result).phase == "Queued"
     assert result.requeue_after == pytest.approx(3500)
     late = decided(observed(session=session(FIRST), pods=(replace(waiting, unschedulable_since=ago(3601)),)))
     assert condition(late, "Stalled")[1] == "UnschedulableDeadlineExceeded"

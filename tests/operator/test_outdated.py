@@ -53,6 +53,17 @@ def test_what_an_older_schema_lacks(path: tuple[str, ...], named: str) -> None:
     assert lacking(without(*path), schema()) == []
 
 
+def test_words_that_an_older_schema_lacks() -> None:
+    """What it would refuse; a field that is any word there lacks none."""
+    older = copy.deepcopy(schema())
+    phase = older["properties"]["status"]["properties"]["phase"]
+    phase["enum"].remove("Queued")
+    assert lacking(schema(), older) == ["status.phase: Queued"]
+    assert lacking(older, schema()) == []
+    del phase["enum"]
+    assert lacking(schema(), older) == []
+
+
 async def test_nothing_but_an_event() -> None:
     """However often the object is looked at: no pod, no status, one warning that names the fields."""
     cluster, cache = OneCluster(), Cache(clock)

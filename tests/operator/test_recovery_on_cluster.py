@@ -194,7 +194,7 @@ def test_missing_claim_and_scheduler_words_are_shown(world: World) -> None:
     volumes = world.condition("VolumesReady")
     assert (volumes["status"], volumes["reason"]) == ("False", "ClaimNotFound")
     assert '"training"' in volumes["message"]
-    assert world.status()["phase"] == "Pending"
+    assert world.status()["phase"] == "Queued"
     world.claim("training")
     eventually("the claim is noticed", lambda: world.condition("VolumesReady")["status"] == "True", 20)
 

@@ -106,6 +106,7 @@ TAINT_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 # --- phases ---------------------------------------------------------------------------------------------------------
 
+PHASE_QUEUED = "Queued"
 PHASE_PENDING = "Pending"
 PHASE_STARTING = "Starting"
 PHASE_RUNNING = "Running"
@@ -117,6 +118,7 @@ PHASE_IDLE = "Idle"
 PHASE_STOPPED = "Stopped"
 PHASE_FAILED = "Failed"
 PHASES = (
+    PHASE_QUEUED,
     PHASE_PENDING,
     PHASE_STARTING,
     PHASE_RUNNING,
@@ -129,7 +131,15 @@ PHASES = (
     PHASE_FAILED,
 )
 PHASE_COMPLETED = "Completed"
-JOB_PHASES = (PHASE_PENDING, PHASE_RUNNING, PHASE_RECOVERING, PHASE_SUSPENDED, PHASE_COMPLETED, PHASE_FAILED)
+JOB_PHASES = (
+    PHASE_QUEUED,
+    PHASE_PENDING,
+    PHASE_RUNNING,
+    PHASE_RECOVERING,
+    PHASE_SUSPENDED,
+    PHASE_COMPLETED,
+    PHASE_FAILED,
+)
 
 # --- condition types ------------------------------------------------------------------------------------------------
 
@@ -175,6 +185,7 @@ REASON_UNKNOWN = "Unknown"
 REASON_POD_CREATING = "PodCreating"
 REASON_POD_NOT_READY = "PodNotReady"
 REASON_UNSCHEDULABLE = "Unschedulable"
+REASON_SCHEDULING_GATED = "SchedulingGated"
 REASON_IMAGE_UNAVAILABLE = "ImageUnavailable"
 REASON_CONTAINER_INVALID = "ContainerInvalid"
 REASON_CRASH_LOOP = "CrashLoop"

@@ -114,10 +114,11 @@ class RLJobStatus(ApiModel):
     """What the job is."""
 
     observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
-    phase: Literal["", "Pending", "Running", "Recovering", "Suspended", "Completed", "Failed"] = Field(
+    phase: Literal["", "Queued", "Pending", "Running", "Recovering", "Suspended", "Completed", "Failed"] = Field(
         default="",
-        description="The conditions in one word: Pending (no driver has run yet), Running, Recovering (between two "
-        "drivers), Suspended, Completed (see condition Complete), Failed (see condition Stalled).",
+        description="The conditions in one word: Pending (no driver has run yet), Queued (its session or its first "
+        "driver is), Running, Recovering (between two drivers), Suspended, Completed (see condition Complete), Failed "
+        "(see condition Stalled).",
     )
     attempt: Count = Field(default=0, description="Number of the current driver; each has a pod of its own.")
     session: JobSessionStatus | None = Field(default=None, description="The TrainingSession that the job trains on.")

@@ -1,4 +1,4 @@
-"""What a served schema lacks of the one that this version was built for."""
+"""What a served schema lacks of the one that this version was built for: fields, and words that a field may be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 
 def lacking(own: Mapping[str, Any], served: Mapping[str, Any]) -> list[str]:
-    """Paths of fields that the API server would prune, the outermost only, such as `status.rest`."""
+    """Paths of fields that the API server would prune, the outermost only, such as `status.rest`.
+
+    And words that it would refuse, such as `status.phase: Queued`.
+    """
     return list(_lacking(own, served, ""))
 
 
@@ -21,5 +24,7 @@ def _lacking(own: Mapping[str, Any], served: Mapping[str, Any], path: str) -> It
             yield from _lacking(schema, there[name], where)
         else:
             yield where
+    if "enum" in served:
+        yield from (f"{path}: {word}" for word in own.get("enum", ()) if word not in served["enum"])
     if "items" in own:
         yield from _lacking(own["items"], served.get("items", {}), f"{path}[]")

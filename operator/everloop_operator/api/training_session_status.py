@@ -177,6 +177,7 @@ class TrainingSessionStatus(ApiModel):
     observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
     phase: Literal[
         "",
+        "Queued",
         "Pending",
         "Starting",
         "Running",
@@ -189,7 +190,8 @@ class TrainingSessionStatus(ApiModel):
         "Failed",
     ] = Field(
         default="",
-        description="The conditions in one word: Pending (no node yet), Starting, Running (serves), Recovering "
+        description="The conditions in one word: Pending (no node yet), Queued (the scheduler finds "
+        "no node for its pod, or a scheduling gate keeps it back), Starting, Running (serves), Recovering "
         "(between a loss and serving again), Moving (the same after leaving a node in good order), Stopping (its pod "
         "is going, on purpose), Suspended, Idle, Stopped, Failed (see condition Stalled).",
     )

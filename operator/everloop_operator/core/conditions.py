@@ -9,12 +9,13 @@ from everloop_operator.api import names
 from everloop_operator.api.training_session_status import Condition
 
 from .health import Aspect, Health
+from .observed import Pod
 from .projections import format_time
 
 MAX_MESSAGE = 1024
 
 
-def phase(health: Health, *, scheduled: bool) -> str:
+def phase(health: Health, pod: Pod | None) -> str:
     """The table of phases: each is one combination of Ready, Reconciling, Stalled and Serving."""
     if health.stalled:
         return names.PHASE_FAILED
@@ -26,7 +27,9 @@ def phase(health: Health, *, scheduled: bool) -> str:
         return names.PHASE_MOVING
     if health.recovering:
         return names.PHASE_RECOVERING
-    return names.PHASE_STARTING if scheduled else names.PHASE_PENDING
+    if pod and pod.queued:
+        return names.PHASE_QUEUED
+    return names.PHASE_STARTING if pod and pod.node else names.PHASE_PENDING
 
 
 def aspects(health: Health, serving_message: str) -> dict[str, Aspect]:

@@ -102,7 +102,7 @@ def _container_failure(before: FailureStatus | None, after: FailureStatus | None
     return [Event(kind, names.EVENT_CONTAINER_FAILED, message, f"{after.pod_uid}-{after.time}")]
 
 
-_BEFORE_SERVING = ("", names.PHASE_PENDING, names.PHASE_STARTING, names.PHASE_FAILED)
+_BEFORE_SERVING = ("", names.PHASE_PENDING, names.PHASE_QUEUED, names.PHASE_STARTING, names.PHASE_FAILED)
 """Phases that no other event ends."""
 
 

@@ -174,6 +174,8 @@ def _pods(observed: Observed, pod: Pod | None, refusal: Refusal | None) -> Aspec
         return Aspect(True, names.REASON_AS_EXPECTED, f"pod {pod.name} is ready")
     if pod.unschedulable_since:
         return Aspect(False, names.REASON_UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable_message}")
+    if pod.gates:
+        return Aspect(False, names.REASON_SCHEDULING_GATED, f"pod {pod.name} is held back by {', '.join(pod.gates)}")
     container = pod.container
     if container.waiting_reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
         message = f"pod {pod.name}: {container.waiting_reason}: {container.waiting_message}"

@@ -84,6 +84,8 @@ class Pod:
     scheduled: datetime | None = None
     unschedulable_since: datetime | None = None
     unschedulable_message: str = ""
+    gates: tuple[str, ...] = ()
+    """What keeps the scheduler from looking at it, such as a queue that has no room."""
     deletion_requested: datetime | None = None
     disruption: str = ""
     """Why it is about to be disrupted (condition DisruptionTarget); empty if it is not."""
@@ -96,6 +98,11 @@ class Pod:
     """The trainer."""
     fetch: Container = field(default_factory=Container)
     """What fills the model cache before it."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for a node, and it is known for what."""
+        return not self.node and (self.unschedulable_since is not None or bool(self.gates))
 
     @property
     def terminal(self) -> bool:

@@ -107,6 +107,7 @@ def pod_of(body: Body, container: str = names.TRAINER_CONTAINER) -> Pod | None:
         scheduled=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
         unschedulable_since=parse_time(scheduled.get("lastTransitionTime")) if unschedulable else None,
         unschedulable_message=scheduled.get("message", "") if unschedulable else "",
+        gates=tuple(gate["name"] for gate in spec.get("schedulingGates", ())),
         deletion_requested=_deletion_requested(metadata),
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         failure=": ".join(filter(None, (status.get("reason"), status.get("message")))),

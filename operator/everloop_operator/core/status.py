@@ -42,7 +42,7 @@ def build(
     before, report = observed.session.status, observed.trainer.report
     fields: dict[str, Any] = {
         "observed_generation": observed.session.generation,
-        "phase": conditions.phase(health, scheduled=bool(pod and pod.node)),
+        "phase": conditions.phase(health, pod),
         "attempt": attempt,
         "endpoint": endpoint,
         "pod": pod_status(observed, pod),

@@ -32,7 +32,7 @@ class JobHealth:
 
     def aspects(self) -> dict[str, Aspect]:
         """The judgement as conditions, without their times."""
-        working = self.phase in (names.PHASE_PENDING, names.PHASE_RECOVERING)
+        working = self.phase in (names.PHASE_PENDING, names.PHASE_QUEUED, names.PHASE_RECOVERING)
         as_expected = Aspect(False, names.REASON_AS_EXPECTED)
         completed = self.phase == names.PHASE_COMPLETED
         return {
@@ -98,12 +98,21 @@ def running(observed: ObservedJob, spec: RLJobSpec, decision: Decision) -> JobHe
         elif observed.report and observed.report.problem:
             message += f"; of its progress: {observed.report.problem}"
         return JobHealth(names.PHASE_RUNNING, Aspect(True, names.REASON_RUNNING, message), None, seen, pods)
-    phase = names.PHASE_RECOVERING if begun else names.PHASE_PENDING
+    phase = names.PHASE_RECOVERING if begun else _before(observed, decision)
     reason = names.REASON_RECOVERING if begun else names.REASON_WAITING
     # Without a driver the session is what is waited for; with one, calls are held until the session is back.
     blocker = pods if decision.driver and not decision.lost else (seen if seen.status is not True else pods)
     told = [decision.loss.message, blocker.message] if decision.loss else [blocker.message]
     return JobHealth(phase, Aspect(False, reason, "; ".join(dict.fromkeys(told))), None, seen, pods)
+
+
+def _before(observed: ObservedJob, decision: Decision) -> str:
+    """The phase of a job of which no driver has run."""
+    if decision.driver:
+        queued = decision.driver.pod.queued
+    else:
+        queued = observed.session is not None and observed.session.session.status.phase == names.PHASE_QUEUED
+    return names.PHASE_QUEUED if queued else names.PHASE_PENDING
 
 
 _BEGUN = (names.PHASE_RUNNING, names.PHASE_RECOVERING)
@@ -154,6 +163,8 @@ def _pods(observed: ObservedJob, decision: Decision) -> Aspect:
         return Aspect(True, names.REASON_RUNNING, f"driver {pod.name} runs on {pod.node}")
     if pod.unschedulable_since:
         return Aspect(False, names.REASON_UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable_message}")
+    if pod.gates:
+        return Aspect(False, names.REASON_SCHEDULING_GATED, f"pod {pod.name} is held back by {', '.join(pod.gates)}")
     for container in (driver.reader, pod.container):
         waiting = ": ".join(filter(None, (container.waiting_reason, container.waiting_message)))
         if container.waiting_reason in _IMAGE_TROUBLE:

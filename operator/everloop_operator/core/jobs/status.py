@@ -82,7 +82,13 @@ def _loss(loss: Loss | None) -> LossStatus | None:
 
 CRASHES = (134, 139)
 """Exit codes of SIGABRT and SIGSEGV, by which an interpreter may end that was done."""
-_ACTIVE = (names.PHASE_PENDING, names.PHASE_RUNNING, names.PHASE_RECOVERING, names.PHASE_FAILED)
+_ACTIVE = (
+    names.PHASE_PENDING,
+    names.PHASE_QUEUED,
+    names.PHASE_RUNNING,
+    names.PHASE_RECOVERING,
+    names.PHASE_FAILED,
+)
 
 
 def ended(desired: RLJobStatus, now: datetime) -> RLJobStatus:
