@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 
 from everloop_gateway import keys
 from everloop_operator.api import names, pod_volumes, tokens
+from everloop_operator.api.rl_job import SessionTemplate
 from everloop_operator.api.training_session import TrainingSessionSpec
 from everloop_operator.core.jobs import children
 from everloop_operator.core.jobs.projections import driver_of
 from everloop_operator.core.jobs.report import Point
 from everloop_progress.__main__ import task_of
+from tests.operator import builders
 from tests.operator.full_job import DRIVER_POD
 from tests.operator.job_builders import PATH, SPEC, job, seen, spec
 
@@ -86,6 +89,67 @@ def test_driver_sees_its_own_attempt_only() -> None:
     assert not [mount for mount in driver["volumeMounts"] if mount["name"] == "token"]
 
 
+def test_claim_of_which_the_journal_has_all() -> None:
+    """Paths without a directory in the place of that which the journal may have on its claim."""
+    place = replace(PLACE, sub_path="")
+    reader, driver = containers(children.pod(job(), spec(), 3, Point(), place, ()))
+    [storage] = [mount for mount in reader["volumeMounts"] if mount["name"] == "journal"]
+    assert "subPath" not in storage
+    [state] = [mount for mount in driver["volumeMounts"] if mount["name"] == "journal"]
+    assert state["subPath"] == "team/_jobs/poems-uid-job/a3"
+
+
+@pytest.mark.parametrize(("seed", "given"), [(None, None), (0, "0"), (7, "7")])
+def test_seed_is_given_if_there_is_one(seed: int | None, given: str | None) -> None:
+    """Zero is one."""
+    changes: dict[str, Any] = {} if seed is None else {"seed": seed}
+    assert environment(containers(built(**changes))[1]).get("EVERLOOP_SEED") == given
+
+
+def test_what_the_pod_says_of_itself() -> None:
+    """Whose it is, which attempt, what it was made from, and that nobody is to move it."""
+    metadata = built()["metadata"]
+    assert metadata["labels"] == {
+        "app.kubernetes.io/name": "everloop",
+        "app.kubernetes.io/instance": "poems",
+        "app.kubernetes.io/managed-by": "everloop",
+        names.LABEL_COMPONENT: names.COMPONENT_DRIVER,
+        names.LABEL_JOB: "poems",
+        names.LABEL_ATTEMPT: "3",
+    }
+    assert metadata["annotations"] == {
+        names.ANNOTATION_TEMPLATE_HASH: HASH_WITHOUT_ADDITIONS,
+        names.ANNOTATION_RESUME: f"4 {PATH}4",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+        "argocd.argoproj.io/ignore-restart-policy": "true",
+    }
+    [owner] = metadata["ownerReferences"]
+    assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == ("uid-job", True, True)
+
+
+def test_driver_is_evicted_from_a_lost_node_as_told() -> None:
+    """After so many seconds; never where the operator sees nodes itself."""
+
+    def limits(evicted_after: int | None) -> set[Any]:
+        pod = children.pod(job(), spec(), 3, Point(), replace(PLACE, evicted_after=evicted_after), ())
+        return {toleration.get("tolerationSeconds") for toleration in pod["spec"]["tolerations"]}
+
+    assert (limits(None), limits(40)) == ({None}, {40})
+
+
+def test_token_is_for_the_group_of_the_pod_only() -> None:
+    """The reader's own; of the secret, the API key is no file."""
+    pod = built()["spec"]
+    [token] = [volume for volume in pod["volumes"] if volume["name"] == "token"]
+    assert token["secret"]["secretName"] == "poems-driver-a3"
+    assert [item["key"] for item in token["secret"]["items"]] == ["token"]
+    assert token["secret"]["defaultMode"] == 0o440
+    [mount] = [mount for mount in containers(built())[0]["volumeMounts"] if mount["name"] == "token"]
+    assert mount["readOnly"] is True
+    assert (pod["enableServiceLinks"], containers(built())[0]["startupProbe"]["failureThreshold"]) == (False, 3600)
+
+
 def test_reader_understands_its_environment() -> None:
     """What the operator writes is what the progress reader reads."""
     start: dict[str, Any] = {"start": {"checkpoint": {"uri": f"{PATH}0"}}}
@@ -143,6 +207,8 @@ def test_absent_additions_change_no_hash() -> None:
     filled = {"serviceAccountName": "", "securityContext": {"runAsUser": 1000, "fsGroup": 1000}}
     for runner in (SPEC["runner"], {**SPEC["runner"], "pod": filled}):
         assert children.template_hash(spec(runner=runner)) == HASH_WITHOUT_ADDITIONS
+    longer = {**SPEC["runner"], "terminationGracePeriodSeconds": 10}
+    assert children.template_hash(spec(runner=longer)) == "ff9f21143d7bf17a"
 
 
 @pytest.mark.parametrize(
@@ -238,7 +304,25 @@ def test_session_of_a_template_is_a_session() -> None:
     template = {"metadata": {"labels": {"team": "poems"}}, "spec": session_spec.model_dump(by_alias=True)}
     whole = spec(session={"template": template})
     assert whole.session.template is not None
+    assert "annotations" not in children.session(job(), whole.session.template, rests=False)["metadata"]
     body = children.session(job(), whole.session.template, rests=False)
     assert TrainingSessionSpec.model_validate(body["spec"], extra="forbid") == session_spec
     assert body["metadata"]["labels"]["team"] == "poems"
     assert body["metadata"]["labels"][names.LABEL_JOB] == "poems"
+
+
+@pytest.mark.parametrize(
+    ("asked", "rests", "suspended"),
+    [(False, False, False), (False, True, True), (True, False, True), (True, True, True)],
+)
+def test_session_of_a_template_rests_with_its_job(asked: bool, rests: bool, suspended: bool) -> None:
+    """Or because its template says so; annotations are kept, and labels of ours are not the user's to set."""
+    metadata = {"labels": {names.LABEL_JOB: "other"}, "annotations": {"example.com/why": "because"}}
+    template = {"metadata": metadata, "spec": {**builders.SPEC, "suspend": asked}}
+    parsed = SessionTemplate.model_validate(template)
+    body = children.session(job(), parsed, rests=rests)
+    assert body["spec"]["suspend"] is suspended
+    assert body["metadata"]["annotations"] == {"example.com/why": "because"}
+    assert "baseModel" in body["spec"]
+    assert "None" not in str(body["spec"])
+    assert body["metadata"]["labels"] == {names.LABEL_JOB: "poems", names.LABEL_MANAGED_BY: names.MANAGED_BY}

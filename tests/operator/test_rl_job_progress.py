@@ -37,17 +37,17 @@ LIMIT = 60
 DEADLINE: dict[str, Any] = {"deadlines": {"progressSeconds": LIMIT}}
 
 
-def served(seconds: float) -> SeenSession:
-    """A session that has served for so long."""
+def served(seconds: float, status: str = "True") -> SeenSession:
+    """A session that has served, or has not served, for so long."""
     serving = seen()
-    status = serving.session.status
+    before = serving.session.status
     listed = [
-        item.model_copy(update={"last_transition_time": format_time(ago(seconds))})
+        item.model_copy(update={"last_transition_time": format_time(ago(seconds)), "status": status})
         if item.type == names.CONDITION_SERVING
         else item
-        for item in status.conditions
+        for item in before.conditions
     ]
-    changed = status.model_copy(update={"conditions": listed})
+    changed = before.model_copy(update={"conditions": listed})
     return replace(serving, session=replace(serving.session, status=changed))
 
 
@@ -72,6 +72,7 @@ def quiet(silent: float = 90, ran: float = 90, session: SeenSession | None = Non
         (quiet(ran=LIMIT - 1), False),
         (quiet(session=served(LIMIT - 1)), False),
         (quiet(session=waiting()), False),
+        (quiet(session=served(90, "False")), False),
         (quiet(session=idle()), True),
         (quiet(session=idle(), silent=LIMIT - 1), False),
         (quiet(session=idle("Refuse")), False),

@@ -90,7 +90,7 @@ def running(observed: ObservedJob, spec: RLJobSpec, decision: Decision) -> JobHe
     begun = observed.attempt > 1 or decision.loss is not None or observed.job.status.phase in _BEGUN
     if stalled:
         return JobHealth(names.PHASE_FAILED, Aspect(False, stalled.reason, stalled.message), stalled, seen, pods)
-    if pods.status is True and not decision.lost:
+    if pods.status is True:
         message = pods.message
         silent = observed.progress.unreachable_since
         if silent and not within(observed.now - silent, UNREACHABLE_PATIENCE_SECONDS):
