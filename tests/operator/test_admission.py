@@ -72,7 +72,6 @@ OWN_CONTAINER = "a container of this name is Everloop's"
 OWN_MOUNT = "this directory is Everloop's or the container runtime's"
 OWN_LABEL = "labels that begin with everloop.dev/ or app.kubernetes.io/ are Everloop's"
 OWN_ANNOTATION = "annotations of Everloop, and those that lift a container's confinement, are refused"
-APPARMOR = "container.apparmor.security.beta.kubernetes.io/trainer"
 
 RULES: list[tuple[Path, Any, str]] = [
     (("metadata", "name"), "n" * 41, "metadata.name must not be longer than 40 characters"),
@@ -106,7 +105,14 @@ RULES: list[tuple[Path, Any, str]] = [
     ((*POD, "labels"), {"no key": "x"}, LABEL_KEY),
     ((*POD, "nodeSelector"), {"/pool": "x"}, LABEL_KEY),
     ((*POD, "annotations"), {names.ANNOTATION_TEMPLATE_HASH: "x"}, OWN_ANNOTATION),
-    ((*POD, "annotations"), {APPARMOR: "unconfined"}, OWN_ANNOTATION),
+    *(
+        ((*POD, "annotations"), {f"{begin}trainer": "unconfined"}, OWN_ANNOTATION)
+        for begin in (
+            "app.kubernetes.io/",
+            "container.apparmor.security.beta.kubernetes.io/",
+            "container.seccomp.security.alpha.kubernetes.io/",
+        )
+    ),
     (
         (*POD, "tolerations", 0),
         {"operator": "Exists", "value": "x"},
@@ -122,17 +128,20 @@ RULES: list[tuple[Path, Any, str]] = [
             {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"},
         )
     ),
-    ((*POD, "env", 0, "name"), "EVERLOOP_CONFIG", OWN_VARIABLE),
-    ((*POD, "env", 0, "name"), "POD_IP", OWN_VARIABLE),
-    ((*POD, "env", 0, "name"), "PYTHONPATH", OWN_VARIABLE),
+    *(
+        ((*POD, "env", 0, "name"), name, OWN_VARIABLE)
+        for name in ("EVERLOOP_CONFIG", "PYTHONPATH", "HOME", "NODE_NAME", "POD_IP", "POD_NAME", "POD_UID", "TMPDIR")
+    ),
     ((*POD, "env", 1, "value"), "both", "only one of value and valueFrom"),
     (
         (*POD, "env", 1, "valueFrom", "fieldRef"),
         {"fieldPath": "metadata.name"},
         "exactly one of secretKeyRef, configMapKeyRef and fieldRef",
     ),
-    ((*VOLUMES, 0, "name"), "journal", OWN_VOLUME),
-    ((*VOLUMES, 0, "name"), "everloop-new", OWN_VOLUME),
+    *(
+        ((*VOLUMES, 0, "name"), name, OWN_VOLUME)
+        for name in ("journal", "models", "token", "run", "tmp", "everloop-new")
+    ),
     ((*VOLUMES, 0), {"name": "shm"}, EXACTLY_ONE_VOLUME),
     ((*VOLUMES, 0, "configMap"), {"name": "x"}, EXACTLY_ONE_VOLUME),
     ((*VOLUMES, 0, "csi"), {"driver": "x"}, EXACTLY_ONE_VOLUME),
@@ -144,7 +153,28 @@ RULES: list[tuple[Path, Any, str]] = [
     ((*VOLUMES, 0, "emptyDir"), {"medium": "Memory"}, "an emptyDir with medium Memory needs a sizeLimit"),
     *(
         ((*MOUNT, "mountPath"), path, OWN_MOUNT)
-        for path in ("/models", "/tmp/x", "/var/lib/everloop/team", "/var/lib", "/run", "/dev", "/dev/shm/x", "/opt")
+        for path in (
+            *(
+                "/dev",
+                "/dev/shm/x",
+                "/models",
+                "/models/x",
+                "/opt",
+                "/opt/everloop",
+                "/opt/everloop/x",
+                "/proc",
+                "/proc/x",
+            ),
+            *("/run", "/run/x", "/sys", "/sys/x", "/tmp", "/tmp/x", "/var", "/var/cache", "/var/cache/everloop"),
+            *(
+                "/var/cache/everloop/x",
+                "/var/lib",
+                "/var/lib/everloop",
+                "/var/lib/everloop/x",
+                "/var/run",
+                "/var/run/x",
+            ),
+        )
     ),
     ((*MOUNT, "name"), "journal", "every name in volumeMounts must be one of volumes"),
     (

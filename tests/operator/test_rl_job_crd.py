@@ -80,6 +80,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"runner": {"resources": {"limits": {"cpu": "lots"}}}}, "spec.runner.resources.limits.cpu"),
     (env(name="1A"), r"spec.runner.env\[0\].name"),
     (env(name="TINKER_API_KEY", value="x"), r"spec.runner: .*env: a variable of this name"),
+    (env(name="TINKER_BASE_URL", value="x"), r"spec.runner: .*env: a variable of this name"),
     (env(name="EVERLOOP_STATE_DIR", value="/etc"), r"spec.runner.env\[0\].name"),
     (env(name="A", value="x", valueFrom={"secretKeyRef": {"name": "s", "key": "k"}}), r"spec.runner.env\[0\]"),
     (env(name="A", valueFrom={}), r"spec.runner.env\[0\].valueFrom"),
