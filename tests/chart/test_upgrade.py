@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from everloop_operator.api import crd, names
 from tests.chart.conftest import CHART, Helm
 from tests.operator.control_plane import ControlPlane, running
+from tests.operator.full_job import GOOD_JOBS
 from tests.operator.world import RELEASE, SESSIONS, Api, eventually, session_body
 
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.TRAINING_SESSION_PLURAL}.{names.GROUP}"
@@ -28,16 +30,23 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
+JOBS = f"{SESSIONS}/namespaces/{NAMESPACE}/{names.RL_JOB_PLURAL}"
+
+
 def older_chart(directory: Path) -> Path:
-    """The chart of a release that did not know `spec.pod`."""
+    """The chart of a release that knew neither `spec.pod` nor, of either kind, `status.recoveryCount`."""
     chart = directory / "everloop"
     shutil.copytree(CHART, chart)
-    document = crd.training_session_crd()
-    spec = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    sessions, jobs = crd.training_session_crd(), crd.rl_job_crd()
+    for document in (sessions, jobs):
+        schema = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        del schema["properties"]["status"]["properties"]["recoveryCount"]
+        name = f"{names.GROUP}_{document['spec']['names']['plural']}.yaml"
+        (chart / "crds-src" / name).write_text(json.dumps(document))
+    spec = sessions["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     del spec["properties"]["pod"]
     spec["x-kubernetes-validations"] = [rule for rule in spec["x-kubernetes-validations"] if "pod" not in rule["rule"]]
-    name = f"{names.GROUP}_{names.TRAINING_SESSION_PLURAL}.yaml"
-    (chart / "crds-src" / name).write_text(json.dumps(document))
+    (chart / "crds-src" / f"{names.GROUP}_{names.TRAINING_SESSION_PLURAL}.yaml").write_text(json.dumps(sessions))
     return chart
 
 
@@ -49,6 +58,11 @@ def test_crds_live_with_the_release(helm: Helm, plane: ControlPlane, tmp_path: P
         done = helm.run(*arguments, "--namespace", RELEASE, "--kubeconfig", str(kubeconfig))
         assert done.returncode == 0, done.stderr
 
+    def counted(path: str) -> int | None:
+        """What is left of a count of recoveries that is written."""
+        change = {"status": {"recoveryCount": 3}}
+        return (api.merge(f"{path}/status", change).get("status") or {}).get("recoveryCount")
+
     def pod_of(body: dict[str, Any] | None) -> Any:
         return (body or {})["spec"].get("pod")
 
@@ -57,18 +71,25 @@ def test_crds_live_with_the_release(helm: Helm, plane: ControlPlane, tmp_path: P
         api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         eventually("the resource is served", lambda: api.request("GET", PATH).status_code == 200)
         uid = api.create(PATH, session_body("old"))["metadata"]["uid"]
+        job = {**GOOD_JOBS[1], "metadata": {"name": "old"}}
+        eventually("the other resource", lambda: api.request("POST", JOBS, job).status_code == 201)
         assert pod_of(api.get(f"{PATH}/old")) is None
+        assert [counted(f"{path}/old") for path in (PATH, JOBS)] == [None, None]
 
         run("upgrade", "everloop", str(CHART))
         change = {"spec": {"pod": {"labels": {"team": "poems"}}}}
         stored = eventually("the new field", lambda: pod_of(api.merge(f"{PATH}/old", change)))
         assert (stored["labels"], stored["terminationGracePeriodSeconds"]) == ({"team": "poems"}, 120)
+        for path in (PATH, JOBS):
+            assert eventually("the new field of the status", partial(counted, f"{path}/old")) == 3
 
         run("uninstall", "everloop")
         assert api.get(f"/apis/apps/v1/namespaces/{RELEASE}/deployments/everloop-operator") is None
         kept = api.get(f"{PATH}/old")
         assert kept
         assert (kept["metadata"]["uid"], pod_of(kept)["labels"]) == (uid, {"team": "poems"})
+        assert kept["status"]["recoveryCount"] == 3
+        assert api.get(f"{JOBS}/old")
 
         run("install", "everloop", str(CHART))
         definition = api.get(CRD)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from everloop_operator.cluster.rbac import NAMESPACE_RULES, NODE_RULES, RELEASE_RULES, Rule
+from tests.operator import strangers
 from tests.operator.control_plane import ControlPlane, running
 from tests.operator.world import RELEASE, ROOT, Api, Operator, World, eventually, free_address
 
@@ -82,6 +83,7 @@ def grant(api: Api) -> None:
 @pytest.fixture(scope="session")
 def operator(plane: ControlPlane, api: Api) -> Iterator[Operator]:
     grant(api)
+    strangers.pause(api)
     kubeconfig = plane.write_kubeconfig(plane.directory / "operator.kubeconfig", OPERATOR_TOKEN)
     operator = Operator(kubeconfig, plane.directory / "operator.log", free_address(1), EVERLOOP_METRICS="true")
     operator.start()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from everloop_operator.api import names
+from tests.operator import strangers
 from tests.operator.world import World, eventually
 
 pytestmark = pytest.mark.slow
@@ -16,6 +17,17 @@ PODS = {
 }
 SECRETS: dict[str, Any] = {"metadata": {"name": "tuned-a1-token"}, "data": {"token": "dGhlaXJz"}}
 BUDGETS = {"metadata": {"name": "tuned-a1-0"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}}}
+
+
+def test_a_peer_of_higher_priority_pauses_nothing(world: World) -> None:
+    """The operator started beside the peering object, neither heeds it nor writes to it."""
+    peering = world.api.get(f"{strangers.PEERINGS}/default")
+    assert peering
+    [peer] = peering["status"].values()
+    assert peer["priority"] > 0
+    world.claims()
+    world.create_session()
+    world.wait_pod("tuned-a1-0")
 
 
 def collection(world: World, plural: str) -> str:

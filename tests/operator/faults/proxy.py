@@ -71,6 +71,8 @@ class Proxy:
         self.hit: set[str] = set()
         """The namespaces whose fault has happened; "" for what belongs to none."""
         self.calls: dict[str, list[Call]] = {}
+        self.altered: list[str] = []
+        """Statuses that were written and not kept as they were."""
         self._plane = plane
         self._faults: dict[str, tuple[Call, Fault]] = {}
         self._homes: dict[str, str] = {}
@@ -178,7 +180,11 @@ class Proxy:
         if "watch" in request.query:
             return web.Response()  # nothing to execute
         async with self._send(request, body) as answer:
-            return web.Response(body=await answer.read(), status=answer.status, headers=_headers(answer))
+            content = await answer.read()
+            if request.method == "PUT" and request.path.endswith("/status") and answer.status == 200:
+                wanted, kept = (json.loads(text)["status"] for text in (body, content))
+                self.altered += [f"{request.path}: {wanted} became {kept}"] if kept != wanted else []
+            return web.Response(body=content, status=answer.status, headers=_headers(answer))
 
     async def _forward(self, request: web.Request, body: bytes) -> web.StreamResponse:
         if "watch" not in request.query:
