@@ -164,6 +164,9 @@ NOTICED = {
     "server/app.py _Routes.get_info: await self._gate.call(service.still_ours())": (
         SERVER + "test_a_zombie_answers_nothing[no model]"
     ),
+    "server/files.py FileRoutes._directory: await self._gate.call(service.still_ours())": (
+        SERVER + "test_a_zombie_answers_nothing[no files]"
+    ),
     # what follows from it, or from a flush that failed
     "store/journal.py JournalWriter._enqueue: raise self._failure": JOURNAL + "test_a_failed_flush_is_final",
     "store/journal.py JournalWriter.check_fence: raise self._failure": JOURNAL + "test_a_failed_flush_is_final",

@@ -33,12 +33,16 @@ ASKED: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "a run": ("GET", f"training_runs/{A}", None),
     "its checkpoints": ("GET", f"training_runs/{A}/checkpoints", None),
     "all checkpoints": ("GET", "checkpoints", None),
+    "no files": ("GET", f"training_runs/{A}/checkpoints/external_weights/none/files", None),
     "sessions": ("GET", "sessions", None),
     "a removal": ("DELETE", f"training_runs/{A}/checkpoints/weights/first", None),
     "no removal": ("DELETE", f"training_runs/{A}/checkpoints/weights/none", None),
     "a publication": ("POST", f"training_runs/{A}/checkpoints/weights/first/publish", None),
     "an expiry": ("PUT", f"training_runs/{A}/checkpoints/weights/first/ttl", {"ttl_seconds": 3600}),
 }
+
+
+NOTHING = {"a future", "no model", "no checkpoint", "no files", "no removal"}
 
 
 @asynccontextmanager
@@ -64,7 +68,7 @@ async def test_a_zombie_answers_nothing(what: str) -> None:
         assert isinstance(gate.ended.result(), Fenced)
 
 
-@pytest.mark.parametrize("what", sorted(set(ASKED) - {"a future", "no model", "no checkpoint", "no removal"}))
+@pytest.mark.parametrize("what", sorted(set(ASKED) - NOTHING))
 async def test_the_owner_answers(what: str) -> None:
     """The same questions are answered by who owns the storage."""
     method, name, body = ASKED[what]

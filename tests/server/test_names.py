@@ -32,7 +32,7 @@ PASSED_ON = re.compile(r"[A-Za-z0-9._-]{1,255}")
 """What the gateway lets a client read, if it is of its own model."""
 OWN = re.compile(
     r"identity\.json|epochs(/\d{8}\.json)?|journal(/\d{8}(-\d{4,})?\.(log|base))?"
-    r"|models(/m-[0-9a-f]{12}(/(snapshots|checkpoints(/weights|/sampler_weights)?)"
+    r"|models(/m-[0-9a-f]{12}(/(snapshots|checkpoints(/weights|/sampler_weights|/external_weights)?)"
     r"(/\d+-\d+(\.\d+)?(/state\.safetensors|/manifest\.json|/adapter_model\.safetensors|/adapter_config\.json|/README\.md)?)?)?)?"
 )
 """The files and directories of a session, and no others."""

@@ -19,6 +19,7 @@ from everloop_trainer.session.operations import (
     Refused,
     Sample,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
     arguments_from_json,
     arguments_to_json,
@@ -227,3 +228,36 @@ def test_a_save_needs_exactly_one_target() -> None:
     both = {"model_id": MODEL, "seq_id": 3, "path": "n", "sampling_session_seq_id": 0}
     for body in (both, {"model_id": MODEL, "seq_id": 3}):
         assert isinstance(submissions.save_weights_for_sampler(body).args, Refused)
+
+
+AGE = "age1zvkyg2lqzraa2lnjvqej32nkuu0ues2s82hzrye869xeexvn73equnujwj"
+"""A key of age's own documentation."""
+
+
+@pytest.mark.parametrize(
+    ("recipients", "field"),
+    [
+        ([], "age_encryption_recipients: must be 1 to 10"),
+        ([AGE] * 11, "age_encryption_recipients: must be 1 to 10"),
+        ([AGE, f"{AGE} x"], "age_encryption_recipients[1]: neither"),
+        (["age1yubikey1q"], "age_encryption_recipients[0]: neither"),
+        (["ssh-rsa AAAA"], "age_encryption_recipients[0]: neither"),
+        (["-----BEGIN AGE ENCRYPTED FILE-----"], "age_encryption_recipients[0]: neither"),
+        ("age1", "age_encryption_recipients: "),
+    ],
+)
+def test_nobody_is_encrypted_for_by_mistake(recipients: Any, field: str) -> None:
+    """A recipient that is none, too many, or none at all where some were meant: refused, and nothing is saved."""
+    body = {"model_id": MODEL, "seq_id": 3, "path": "out", "age_encryption_recipients": recipients}
+    args = submissions.save_weights_external(body).args
+    assert isinstance(args, Refused)
+    assert args.operation == "save_weights_external"
+    assert args.error.startswith(field)
+
+
+def test_external_weights_may_be_for_everybody() -> None:
+    """Without recipients, and with those that are asked for."""
+    body = {"model_id": MODEL, "seq_id": 3, "path": "out", "ttl_seconds": 3600}
+    assert submissions.save_weights_external(body).args == SaveWeightsExternal("out", 3600)
+    sealed = submissions.save_weights_external(body | {"age_encryption_recipients": [AGE] * 10})
+    assert sealed.args == SaveWeightsExternal("out", 3600, (AGE,) * 10)

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -179,11 +179,19 @@ class FakeEngine:
         self._advance(adapter, seq)
         adapter.gradients.clear()
 
-    async def write(self, model: str, seq: int, path: str, parts: Parts, about: About | None = None) -> Written:
+    async def write(
+        self,
+        model: str,
+        seq: int,
+        path: str,
+        parts: Parts,
+        about: About | None = None,
+        recipients: Sequence[str] = (),
+    ) -> Written:
         await self._step("write", model, seq)
         adapter = dataclasses.replace(self.models[model], seq=seq)
         data = adapter.dump() if parts == "all" else str(adapter.weights).encode()
-        return await self._store(path, data)
+        return await self._store(path, f"for {' '.join(recipients)}".encode() if recipients else data)
 
     async def _store(self, path: str, data: bytes) -> Written:
         while self._files.hangs(path):  # noqa: ASYNC110 - a thread says when it ends

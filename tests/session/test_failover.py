@@ -25,6 +25,7 @@ from tests.session.world import (
     Client,
     Over,
     create,
+    export,
     fb,
     freeze,
     load,
@@ -408,7 +409,9 @@ class DiesAfterManifest(CrashFiles):
             self.kill()
 
 
-@pytest.mark.parametrize("operation", [save(A, 3, "n"), freeze(A, 3, 0)], ids=["named", "frozen"])
+@pytest.mark.parametrize(
+    "operation", [save(A, 3, "n"), freeze(A, 3, 0), export(A, 3, "n")], ids=["named", "frozen", "external"]
+)
 async def test_a_save_recognises_its_own_work(operation: Operation) -> None:
     """A checkpoint that was stored before its result could be journaled is taken as it is, not stored again."""
     disk, client = Disk(), Client()

@@ -10,7 +10,7 @@ import pytest
 from everloop_trainer.session.copying import wanted
 from everloop_trainer.session.errors import Fenced
 from everloop_trainer.session.history import History
-from everloop_trainer.session.keeping import InUse, NoCheckpoint
+from everloop_trainer.session.keeping import CHECKPOINTS, InUse, NoCheckpoint
 from everloop_trainer.session.operations import Operation, SaveWeights, SaveWeightsForSampler
 from everloop_trainer.session.outcomes import Failed, Succeeded
 from everloop_trainer.session.ports import Position, StateKind
@@ -274,7 +274,7 @@ async def test_what_is_just_being_saved_is_not_swept() -> None:
         states.keys = look  # type: ignore[method-assign]
         world.store.journal.append = append  # type: ignore[method-assign]
         assert isinstance(await client.ask(world.service, saving.request_id), Succeeded)
-        await until(lambda: len(listing) == 2)
+        await until(lambda: len(listing) == len(CHECKPOINTS))
         looks = world.clock.looks
         await until(lambda: world.clock.looks > looks + 20)
         assert stored(world) == keys(world) == {"1-1"}

@@ -18,6 +18,7 @@ from everloop_trainer.session.operations import (
     OptimStep,
     Sample,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
 )
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded, Unknown
@@ -68,6 +69,10 @@ def load(model: str, seq: int, path: str, *, optimizer: bool = True) -> Operatio
 
 def freeze(model: str, seq: int, sampler: int | None, name: str | None = None) -> Operation:
     return Operation(model, seq, SaveWeightsForSampler(name, sampler))
+
+
+def export(model: str, seq: int, name: str, *recipients: str) -> Operation:
+    return Operation(model, seq, SaveWeightsExternal(name, 3600, recipients))
 
 
 def sample(stream: str, seq: int, weights: str | None = "sampler", seed: int | None = 5) -> Operation:

@@ -1,8 +1,8 @@
 """The files that make a stored adapter a PEFT one, beside its weights: configuration and model card.
 
 PEFT finds `adapter_config.json` and `adapter_model.safetensors` in a directory. The latter is a second name of the
-state file: a file of weights alone keeps them under PEFT's names already. Only the standard library is used, since
-processes without torch complete directories too.
+state file: a file of weights alone keeps them under PEFT's names already. Nothing of torch is used, since processes
+without it complete directories too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from everloop_trainer import sealing
 from everloop_trainer.durable import sync_directory, write_file
 
 WEIGHTS_FORMAT = "2"
@@ -22,6 +23,8 @@ WEIGHTS_FORMAT = "2"
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 CARD = "README.md"
+NAMES = (CONFIG, WEIGHTS, CARD)
+"""Every file that a PEFT directory here has."""
 ALPHA = 32
 """LoRA alpha of every adapter, whatever its rank, as the hosted service has it; the scale is alpha / rank."""
 FILE_MODE = 0o600
@@ -64,10 +67,33 @@ def complete(state: Path, about: About) -> bool:
     return True
 
 
+def seal(state: Path, recipients: Sequence[str]) -> tuple[str, int]:
+    """Encrypt a directory that `complete` made: each file gets age's suffix, and what anybody could read goes.
+
+    Returns SHA-256 (hex) and size in bytes of the state file, which is the encrypted weights from now on. What is
+    there of an earlier try is replaced. Raises BadRecipient, OSError.
+    """
+    for name in (CONFIG, CARD):
+        plain = state.with_name(name)
+        _seal(plain, plain.with_name(name + sealing.SUFFIX), recipients)
+        plain.unlink()
+    sealed = _seal(state, state, recipients)
+    state.with_name(WEIGHTS).unlink()
+    _link(state, state.with_name(WEIGHTS + sealing.SUFFIX))
+    sync_directory(state.parent)
+    return sealed
+
+
 def remove(state: Path) -> None:
-    """Take back a state file and its second name; `complete` replaces the others. Raises OSError."""
+    """Take back a state file and its second name; `complete` and `seal` replace the others. Raises OSError."""
     for path in (state, state.with_name(WEIGHTS)):
         path.unlink(missing_ok=True)
+
+
+def present(directory: Path) -> list[str]:
+    """The names of a PEFT directory's files, encrypted or not. Raises OSError."""
+    names = {path.name for path in directory.iterdir()}
+    return sorted(names & {each for name in NAMES for each in (name, name + sealing.SUFFIX)})
 
 
 def module_names(keys: Iterable[str]) -> list[str]:
@@ -146,6 +172,16 @@ def _header(path: Path) -> dict[str, Any] | None:
         except ValueError:
             return None
     return header if isinstance(header, dict) else None
+
+
+def _seal(source: Path, target: Path, recipients: Sequence[str]) -> tuple[str, int]:
+    temporary = target.with_name(f".tmp-{secrets.token_hex(8)}")
+    try:
+        sealed = sealing.seal(source, temporary, recipients)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return sealed
 
 
 def _place(path: Path, content: bytes) -> None:

@@ -210,6 +210,8 @@ class Worker:
         if header.get("about") is not None:
             try:
                 peftfiles.complete(path, peftfiles.About(**header["about"]))
+                if header.get("recipients"):
+                    written = state.Written(*peftfiles.seal(path, header["recipients"]))
             except OSError:
                 peftfiles.remove(path)  # whoever tries again finds the place empty
                 raise

@@ -19,6 +19,7 @@ from everloop_trainer.config import Settings
 from everloop_trainer.server import listings, schemas, submissions
 from everloop_trainer.server.bodies import read_json_object, read_protobuf
 from everloop_trainer.server.checkpoints import CheckpointRoutes
+from everloop_trainer.server.files import FileRoutes
 from everloop_trainer.server.gate import Closed, Gate, Guard
 from everloop_trainer.session import identifiers
 from everloop_trainer.session.completions import Completion
@@ -68,6 +69,7 @@ def build_app(gate: Gate) -> Starlette:
             Route("/api/v1/checkpoints", pod.checkpoints),
             Route("/api/v1/sessions", pod.client_sessions),
             *CheckpointRoutes(gate).routes(),
+            *FileRoutes(gate).routes(),
             *(Route(f"/api/v1/{name}", endpoint, methods=["POST"]) for name, endpoint in submits.items()),
         ],
         middleware=[Middleware(Guard, gate=gate)],

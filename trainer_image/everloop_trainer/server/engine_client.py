@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +105,20 @@ class EngineClient:
         """See `session.ports.Engine`."""
         await self._request("drop_gradients", model=model, seq=seq)
 
-    async def write(self, model: str, seq: int, path: str, parts: Parts, about: About | None = None) -> Written:
+    async def write(
+        self,
+        model: str,
+        seq: int,
+        path: str,
+        parts: Parts,
+        about: About | None = None,
+        recipients: Sequence[str] = (),
+    ) -> Written:
         """See `session.ports.Engine`."""
         told = None if about is None else dataclasses.asdict(about)
-        header, _ = await self._request("write", model=model, seq=seq, path=path, parts=parts, about=told)
+        header, _ = await self._request(
+            "write", model=model, seq=seq, path=path, parts=parts, about=told, recipients=list(recipients)
+        )
         return _written(header)
 
     async def snapshot(self, model: str, seq: int, path: str) -> Awaitable[Written]:

@@ -9,7 +9,7 @@ from everloop_trainer.session.history import Checkpoint
 from everloop_trainer.session.service import Run
 
 Body = dict[str, Any]
-_TYPES = {"weights": "training", "sampler_weights": "sampler"}
+_TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 
 
 def checkpoint_body(checkpoint: Checkpoint) -> Body:

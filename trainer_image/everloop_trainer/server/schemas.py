@@ -137,6 +137,17 @@ class SaveWeightsForSamplerRequest(_Request):
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
+class SaveWeightsExternalRequest(_Request):
+    """SDK `SaveWeightsExternalRequest`."""
+
+    model_id: str
+    path: str
+    seq_id: int | None = None
+    ttl_seconds: int | None = None
+    age_encryption_recipients: list[str] | None = None
+    type: Literal["save_weights_external"] = "save_weights_external"
+
+
 class EncodedTextChunk(_Request):
     """SDK `EncodedTextChunk`."""
 

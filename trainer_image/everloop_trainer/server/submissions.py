@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from everloop_trainer import sealing
 from everloop_trainer.server import schemas
 from everloop_trainer.session import identifiers
 from everloop_trainer.session.operations import (
@@ -28,6 +29,7 @@ from everloop_trainer.session.operations import (
     Refused,
     Sample,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
 )
 
@@ -105,9 +107,8 @@ def save_weights_for_sampler(body: Body) -> Operation:
 
 
 def save_weights_external(body: Body) -> Operation:
-    """SDK SaveWeightsExternalRequest: it has a number, so it is taken in, and ends as a user error."""
-    error = "save_weights_external: not served by this version; the weights are in the storage of the TrainingSession"
-    return Operation(*_address(body), Refused("save_weights_external", error))
+    """SDK SaveWeightsExternalRequest."""
+    return Operation(*_address(body), _content(SaveWeightsExternal.KIND, lambda: _save_weights_external(body)))
 
 
 def sample(body: Body, weights: str | None, *, stand_ins: bool = False) -> Operation:
@@ -216,6 +217,24 @@ def _save_weights_for_sampler(body: Body) -> Arguments:
         ttl_seconds=request.ttl_seconds,
         user_metadata=_metadata(request.user_metadata),
     )
+
+
+def _save_weights_external(body: Body) -> Arguments:
+    request = _validated(schemas.SaveWeightsExternalRequest, body)
+    return SaveWeightsExternal(request.path, request.ttl_seconds, _recipients(request.age_encryption_recipients))
+
+
+def _recipients(keys: list[str] | None) -> tuple[str, ...]:
+    """An empty list is refused rather than taken for none: who sends one counts on encryption."""
+    field = "age_encryption_recipients"
+    if keys is not None and not 1 <= len(keys) <= sealing.MOST_RECIPIENTS:
+        raise _ContentError(f"{field}: must be 1 to {sealing.MOST_RECIPIENTS} public keys, got {len(keys)}")
+    for index, key in enumerate(keys or ()):
+        try:
+            sealing.recipient(key)
+        except sealing.BadRecipient as error:
+            raise _ContentError(f"{field}[{index}]: neither a key of age (age1...) nor of SSH: {error}") from None
+    return tuple(keys or ())
 
 
 def _sample(body: Body, weights: str | None, stand_ins: bool) -> Arguments:

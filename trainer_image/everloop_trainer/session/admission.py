@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from everloop_trainer.session.history import Checkpoint
-from everloop_trainer.session.operations import CreateModel, LoadWeights, SaveWeights, SaveWeightsForSampler
+from everloop_trainer.session.operations import CreateModel, LoadWeights, Save, SaveWeights, SaveWeightsForSampler
 from everloop_trainer.session.ports import Lora, Room
 from everloop_trainer.session.status import BaseModel
 from everloop_trainer.session.times import refuse_ttl
@@ -52,6 +52,8 @@ def refuse_load(
     """
     if args.base_model is not None and (error := _refuse_base_model(args.base_model, base)) is not None:
         return error
+    if source.stored.kind == "external_weights":
+        return f"path: {args.path!r} was saved to be downloaded and can't be loaded; load a training checkpoint"
     if args.optimizer and source.stored.kind != "weights":
         return f"path: {args.path!r} holds no optimizer state; load it without, or load a training checkpoint"
     if present is None:
@@ -73,7 +75,7 @@ def _refuse_another(kind: str, max_models: int, models: int) -> str | None:
     return None
 
 
-def refuse_save(args: SaveWeights | SaveWeightsForSampler, existing: bool) -> str | None:
+def refuse_save(args: Save, existing: bool) -> str | None:
     """Why weights cannot be saved, or None. `existing` tells whether the name is taken."""
     if args.name is None:
         if isinstance(args, SaveWeightsForSampler) and args.sampling_session_seq_id is not None:

@@ -1,4 +1,6 @@
-"""Which stored states are to have copies elsewhere: all checkpoints that are listed, and each model's newest snapshot.
+"""Which stored states are to have copies elsewhere: checkpoints that are listed, and each model's newest snapshot.
+
+External weights have none: they are copies themselves, of what a model was, and meant to be taken elsewhere.
 
 Whoever makes the copies is told the whole set again and again, and works off the difference at its own pace. Nothing
 waits for it.
@@ -25,7 +27,8 @@ def wanted(history: History, newest: Mapping[str, str]) -> list[StateRef]:
         history: all facts.
         newest: by model: key of its newest snapshot that counts.
     """
-    saved = sorted(history.checkpoints.values(), key=lambda checkpoint: checkpoint.stored.time, reverse=True)
+    listed = [each for each in history.checkpoints.values() if each.stored.kind != "external_weights"]
+    saved = sorted(listed, key=lambda checkpoint: checkpoint.stored.time, reverse=True)
     states = [StateRef(each.stored.kind, each.model_id, each.stored.key) for each in saved]
     return states + [StateRef("snapshots", model, newest[model]) for model in history.models if model in newest]
 

@@ -22,7 +22,9 @@ from everloop_trainer.session.operations import (
     OptimStep,
     Refused,
     Sample,
+    Save,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
     asked_kind,
 )
@@ -37,10 +39,9 @@ from everloop_trainer.session.ports import (
     Manifest,
     Parts,
     Place,
-    StateKind,
     Written,
 )
-from everloop_trainer.session.records import Loaded, Result, Stored
+from everloop_trainer.session.records import CheckpointKind, Loaded, Result, Stored
 from everloop_trainer.session.recovery import stands_on
 from everloop_trainer.session.streams import Entry
 from everloop_trainer.session.windows import Failure, spoiling_failure
@@ -128,6 +129,8 @@ class Execution:
                 return await self._save(engine, generation, entry, args, model, "weights")
             case SaveWeightsForSampler():
                 return await self._save(engine, generation, entry, args, model, "sampler_weights")
+            case SaveWeightsExternal():
+                return await self._save(engine, generation, entry, args, model, "external_weights")
 
     async def _create(self, engine: Engine, entry: Entry, args: CreateModel) -> Ending:
         config = self._context.config
@@ -170,9 +173,9 @@ class Execution:
         engine: Engine,
         generation: int,
         entry: Entry,
-        args: SaveWeights | SaveWeightsForSampler,
+        args: Save,
         model: Model,
-        kind: StateKind,
+        kind: CheckpointKind,
     ) -> Ending:
         path = None if args.name is None else tinker_path(entry.stream, kind, args.name)
         found = self._context.history.checkpoints.get(path) if path is not None else None
@@ -183,14 +186,10 @@ class Execution:
             return self._failed(entry, error)
         with self._context.underway.of(f"the checkpoint of {entry.request_id}"):
             manifest = await self._store(engine, generation, entry, args, model, kind)
-        stored = Stored(
-            "weights" if kind == "weights" else "sampler_weights",
-            manifest.key,
-            manifest.sha256,
-            manifest.size,
-            manifest.time,
-        )
+        stored = Stored(kind, manifest.key, manifest.sha256, manifest.size, manifest.time)
         answer: dict[str, Any] = {"path": path, "type": args.KIND}
+        if isinstance(args, SaveWeightsExternal):
+            answer["size_bytes"] = manifest.size
         if path is None and isinstance(args, SaveWeightsForSampler) and args.sampling_session_seq_id is not None:
             sampler = sampling_session_id(session_of(entry.stream), args.sampling_session_seq_id)
             answer = {"sampling_session_id": sampler, "type": args.KIND}
@@ -201,21 +200,23 @@ class Execution:
         engine: Engine,
         generation: int,
         entry: Entry,
-        args: SaveWeights | SaveWeightsForSampler,
+        args: Save,
         model: Model,
-        kind: StateKind,
+        kind: CheckpointKind,
     ) -> Manifest:
         states = self._context.states
         manifest = await states.find(kind, entry.stream, entry.request_id)
         if manifest is None:
             place = states.place(kind, entry.stream, entry.seq, generation)
             parts: Parts = "all" if isinstance(args, SaveWeights) else "weights"
-            written = await engine.write(entry.stream, entry.seq, place.path, parts, self._about(entry, args))
+            recipients = args.recipients if isinstance(args, SaveWeightsExternal) else ()
+            about = self._about(entry, args)
+            written = await engine.write(entry.stream, entry.seq, place.path, parts, about, recipients)
             manifest = self._manifest(entry, args, model, kind, place, written)
             await states.commit(manifest)
         return manifest
 
-    def _about(self, entry: Entry, args: SaveWeights | SaveWeightsForSampler) -> About | None:
+    def _about(self, entry: Entry, args: Save) -> About | None:
         """What a named adapter says of itself; those for one sampling session alone are nobody's to take along."""
         if args.name is None or isinstance(args, SaveWeights):
             return None
@@ -225,9 +226,9 @@ class Execution:
     def _manifest(
         self,
         entry: Entry,
-        args: SaveWeights | SaveWeightsForSampler,
+        args: Save,
         model: Model,
-        kind: StateKind,
+        kind: CheckpointKind,
         place: Place,
         written: Written,
     ) -> Manifest:
@@ -255,6 +256,11 @@ class Execution:
         if args.weights is None:
             return self._succeeded(entry, await engine.sample(None, args), PROTOBUF)
         checkpoint = self._context.history.frozen.get(args.weights) if args.weights.startswith(FROZEN) else None
+        if checkpoint is not None and checkpoint.stored.kind == "external_weights":
+            error = (
+                f"{checkpoint.path} was saved to be downloaded and can't be sampled from; save weights for a sampler"
+            )
+            return self._failed(entry, f"sampling_session_id: {error}")
         if checkpoint is None:
             return self._failed(entry, f"sampling_session_id: no weights are stored here for {args.weights!r}")
         stored = checkpoint.stored

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Literal
 
 from everloop_trainer.session.identifiers import (
     CREATION,
@@ -23,7 +22,7 @@ from everloop_trainer.session.operations import (
     ForwardBackward,
     LoadWeights,
     Refused,
-    SaveWeights,
+    Save,
     SaveWeightsForSampler,
 )
 from everloop_trainer.session.outcomes import JSON
@@ -32,6 +31,7 @@ from everloop_trainer.session.records import (
     Accept,
     Amended,
     Autosaved,
+    CheckpointKind,
     Deliver,
     Dropped,
     Fetched,
@@ -296,7 +296,7 @@ class History:
         self.rolled_back[name] = model
         self.last_request[name] = self.first_request[name] = model.time
         for each in model.checkpoints:
-            kind: Literal["weights", "sampler_weights"] = "weights" if each.kind == "weights" else "sampler_weights"
+            kind: CheckpointKind = "weights" if each.kind == "weights" else "sampler_weights"
             stored = Stored(kind, each.key, each.sha256, each.size, each.time)
             checkpoint = Checkpoint(name, each.name, each.step, model.lora, stored, each.user_metadata)
             self.frozen[checkpoint.frozen] = checkpoint
@@ -391,7 +391,7 @@ class History:
 
     def _take_checkpoint(self, model: Model, entry: Entry, stored: Stored) -> None:
         args = entry.args
-        if not isinstance(args, SaveWeights | SaveWeightsForSampler):
+        if not isinstance(args, Save):
             raise ValueError(f"{entry.request_id} stored weights but is a {args.KIND}")
         ttl = args.ttl_seconds
         # Versions that did not expire anything accepted any number here.

@@ -54,5 +54,5 @@ def storage_id(model: str) -> str:
 
 
 def tinker_path(model: str, kind: str, name: str) -> str:
-    """Address of a named checkpoint; kind is `weights` or `sampler_weights`."""
+    """Address of a named checkpoint; `kind` as in records.CheckpointKind."""
     return f"tinker://{model}/{kind}/{name}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import structlog
 
@@ -22,7 +23,7 @@ from everloop_trainer.session.ports import StateKind
 from everloop_trainer.session.records import Amended, Dropped, Removed
 from everloop_trainer.session.times import after, instant
 
-CHECKPOINTS: tuple[StateKind, ...] = ("weights", "sampler_weights")
+CHECKPOINTS: tuple[StateKind, ...] = ("weights", "sampler_weights", "external_weights")
 log = structlog.get_logger(__name__)
 
 
@@ -103,6 +104,17 @@ class Keeping:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._last: asyncio.Future[None] | None = None
+
+    def directory(self, path: str) -> Path:
+        """Where the files of a listed checkpoint lie, which never change; its name is the checkpoint's key.
+
+        Raises NoCheckpoint.
+        """
+        checkpoint = self._context.history.checkpoints.get(path)
+        if checkpoint is None:
+            raise NoCheckpoint(path)
+        stored = checkpoint.stored
+        return Path(self._context.states.path(stored.kind, checkpoint.model_id, stored.key)).parent
 
     async def remove(self, path: str, request: str) -> None:
         """Take a checkpoint off the list; ends once that is durable.

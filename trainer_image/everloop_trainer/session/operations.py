@@ -105,6 +105,24 @@ class SaveWeightsForSampler:
 
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
+class SaveWeightsExternal:
+    """SDK `save_weights_external`: weights as files to be downloaded.
+
+    With `recipients`, keys of age (age-encryption.org), each file is encrypted so that only their holders can read it.
+    """
+
+    KIND: ClassVar[str] = "save_weights_external"
+    name: str
+    ttl_seconds: int | None = None
+    recipients: tuple[str, ...] = ()
+    user_metadata: ClassVar[None] = None
+
+
+Save = SaveWeights | SaveWeightsForSampler | SaveWeightsExternal
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
 class PromptTargets:
     """A matrix of token ids of so many rows and columns; -1 asks for nothing. Row i is about the prompt's token i + 1.
 
@@ -162,7 +180,15 @@ class Refused:
 
 
 Arguments = (
-    CreateModel | ForwardBackward | OptimStep | LoadWeights | SaveWeights | SaveWeightsForSampler | Sample | Refused
+    CreateModel
+    | ForwardBackward
+    | OptimStep
+    | LoadWeights
+    | SaveWeights
+    | SaveWeightsForSampler
+    | SaveWeightsExternal
+    | Sample
+    | Refused
 )
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
@@ -174,6 +200,7 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {
         LoadWeights,
         SaveWeights,
         SaveWeightsForSampler,
+        SaveWeightsExternal,
         Sample,
         Refused,
     )

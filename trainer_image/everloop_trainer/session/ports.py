@@ -18,8 +18,8 @@ from everloop_trainer.session.records import Record
 from everloop_trainer.session.status import BaseModel, CopiesReport
 
 Parts = Literal["all", "weights"]
-StateKind = Literal["snapshots", "weights", "sampler_weights"]
-"""A snapshot is internal; `weights` and `sampler_weights` are the two kinds of checkpoints."""
+StateKind = Literal["snapshots", "weights", "sampler_weights", "external_weights"]
+"""A snapshot is internal; the others are the kinds of checkpoints. What is of the last kind is read by nobody here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,19 @@ class Engine(Protocol):
     async def drop_gradients(self, model: str, seq: int) -> None:
         """Clear the accumulated gradients."""
 
-    async def write(self, model: str, seq: int, path: str, parts: Parts, about: About | None = None) -> Written:
+    async def write(
+        self,
+        model: str,
+        seq: int,
+        path: str,
+        parts: Parts,
+        about: About | None = None,
+        recipients: Sequence[str] = (),
+    ) -> Written:
         """Write the state to a new file and flush it.
 
-        With `about`, weights get beside them what makes their directory a PEFT adapter.
+        With `about`, weights get beside them what makes their directory a PEFT adapter; with `recipients` as well,
+        all of it is encrypted for them.
         """
 
     async def snapshot(self, model: str, seq: int, path: str) -> Awaitable[Written]:

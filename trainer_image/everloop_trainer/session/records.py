@@ -86,12 +86,15 @@ class Try:
     engine: int
 
 
+CheckpointKind = Literal["weights", "sampler_weights", "external_weights"]
+
+
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class Stored:
     """The checkpoint that a save operation stored: its manifest in the words that later operations need."""
 
-    kind: Literal["weights", "sampler_weights"]
+    kind: CheckpointKind
     key: str
     sha256: str
     size: int
