@@ -16,6 +16,8 @@ from everloop_gateway import client_sessions, wire
 from everloop_gateway.calls import Calls, Incoming
 from everloop_gateway.checkpoints import IDEMPOTENCY_HEADER, Change, Checkpoints
 from everloop_gateway.cluster import Cluster
+from everloop_gateway.downloads import EXTERNAL, ROUTE, Downloads, base_url
+from everloop_gateway.file_stream import FileStream
 from everloop_gateway.held import HeldResponse, error_answer, json_answer
 from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
 from everloop_gateway.ids import shorten
@@ -56,7 +58,7 @@ Question = Callable[[Principal, str, Progress], Awaitable[Answer]]
 
 
 class App:
-    """Handlers of all routes. Every one but the health probes wants an API key."""
+    """Handlers of all routes. Every one but the health probes and signed URLs wants an API key."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class App:
         calls: Calls,
         listings: Listings,
         checkpoints: Checkpoints,
+        downloads: Downloads,
         draining: asyncio.Event,
         *,
         batched_polls: bool,
@@ -73,6 +76,7 @@ class App:
         self._calls = calls
         self._listings = listings
         self._checkpoints = checkpoints
+        self._downloads = downloads
         self._draining = draining
 
     def routes(self) -> list[Route]:
@@ -89,7 +93,7 @@ class App:
             "load_weights": (Kind.TRAIN, calls.load, wire.JSON),
             "save_weights": (Kind.SAVE, calls.save, wire.JSON),
             "save_weights_for_sampler": (Kind.SAVE, calls.save, wire.JSON),
-            "save_weights_external": (Kind.SAVE, calls.train, wire.JSON),
+            "save_weights_external": (Kind.SAVE, calls.save, wire.JSON),
             "asample": (Kind.SAMPLE, calls.sample, wire.JSON),
             "retrieve_future": (Kind.POLL, calls.retrieve_future, wire.JSON),
             "retrieve_futures": (Kind.POLL_ALL, calls.retrieve_futures, wire.JSON),
@@ -114,6 +118,10 @@ class App:
             Route(f"{PREFIX}/training_runs/{{run_id}}", self.training_run),
             Route(f"{PREFIX}/training_runs/{{run_id}}/checkpoints", self._of_run(self._listings.run_checkpoints)),
             Route(f"{PREFIX}/checkpoints", self._page(self._listings.checkpoints)),
+            Route(
+                f"{PREFIX}/training_runs/{{run_id}}/checkpoints/{EXTERNAL}/{{name}}/external_weights_urls", self.urls
+            ),
+            Route(ROUTE, self.download),
             self._change("DELETE", ""),
             self._change("PUT", "/ttl"),
             self._change("POST", "/publish"),
@@ -244,6 +252,25 @@ class App:
 
         return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
 
+    async def urls(self, request: Request) -> HeldResponse:
+        """Where the files of external weights can be fetched from, for a while and without a key."""
+        principal, parts = await self._principal(request), request.path_params
+
+        async def work(progress: Progress) -> Answer:
+            base = base_url(request.url.scheme, request.headers)
+            return await self._downloads.urls(principal, parts["run_id"], parts["name"], base, progress)
+
+        return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
+
+    async def download(self, request: Request) -> FileStream:
+        """A file, for whoever has its URL: the one call that wants no API key."""
+        await self._known()
+        try:
+            file = self._downloads.verified(request.path_params, request.query_params)
+        except Refusal as refusal:
+            raise HTTPException(refusal.status, refusal.detail) from None
+        return self._downloads.stream(file, request.query_params, request.headers)
+
     async def copy_weights(self, request: Request) -> Response:
         """There are no projects to copy into."""
         await self._principal(request)
@@ -311,9 +338,12 @@ class App:
 
         return Route(path, endpoint, methods=["POST"])
 
-    async def _principal(self, request: Request) -> Principal:
+    async def _known(self) -> None:
         if not await pause(self._cluster.ready, SYNC_SECONDS):
             raise HTTPException(503, "the gateway has not read its API keys yet", {"Retry-After": "1"})
+
+    async def _principal(self, request: Request) -> Principal:
+        await self._known()
         try:
             return await self._cluster.authenticate(request.headers.get("x-api-key", ""))
         except Unauthorized as error:

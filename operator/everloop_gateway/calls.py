@@ -108,7 +108,7 @@ class Calls:
             headers = {WEIGHTS_HEADER: path} if await self._may_read(incoming.principal, path, progress) else {}
         else:
             stream = self._new_stream(incoming.principal, body, "train", "model_seq_id")
-            source = await self._source(incoming.principal, path, "path", progress)
+            source = await self.source(incoming.principal, path, "path", progress)
             headers = {WEIGHTS_HEADER: path}
             binding = await self._ensure(stream, source.derive(stream.id, incoming.principal, None), progress)
         base_model = _read(wire.optional_text_field, body, "base_model")
@@ -207,7 +207,7 @@ class Calls:
         base_model = _read(wire.optional_text_field, body, "base_model")
         path = _read(wire.optional_text_field, body, "model_path")
         if path is not None:
-            model = await self._source(incoming.principal, path, "model_path", progress)
+            model = await self.source(incoming.principal, path, "model_path", progress)
             await self._ensure(stream, model.derive(stream.id, incoming.principal, path), progress)
         elif base_model is not None:
             await self._bind(incoming.principal, stream, base_model, BASE_WEIGHTS, progress)
@@ -226,7 +226,7 @@ class Calls:
     async def weights_info(self, incoming: Incoming, progress: Progress) -> Answer:
         """What the model of a checkpoint is."""
         path = _read(wire.text_field, _json(incoming.body), "tinker_path")
-        binding = await self._source(incoming.principal, path, "tinker_path", progress)
+        binding = await self.source(incoming.principal, path, "tinker_path", progress)
         return await self._deliver(incoming, binding, Kind.QUERY, progress)
 
     async def _deliver(
@@ -277,7 +277,7 @@ class Calls:
     async def _model(self, principal: Principal, model_id: str, progress: Progress) -> Binding:
         return await self.bound_model(principal, model_id, "model_id", progress)
 
-    async def _source(self, principal: Principal, path: str, field: str, progress: Progress) -> Binding:
+    async def source(self, principal: Principal, path: str, field: str, progress: Progress) -> Binding:
         """Where a checkpoint is that the key may read. Raises Refusal naming the field."""
         try:
             stream = parse_tinker_path(path, field)

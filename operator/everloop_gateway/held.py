@@ -53,7 +53,7 @@ class HeldResponse:
         """Answer, drop or give up; the work ends in any case."""
         progress = Progress()
         work = asyncio.ensure_future(self._work(progress))
-        gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(receive))
+        gone: asyncio.Future[Any] = asyncio.ensure_future(disconnected(receive))
         drain: asyncio.Future[Any] = asyncio.ensure_future(self._draining.wait())
         try:
             with CALLS.under_way(self._kind, progress):
@@ -79,19 +79,19 @@ class HeldResponse:
             if work.done():
                 if work.exception() is not None:
                     await asyncio.wait([gone, drain], timeout=DEFECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                await _send_answer(send, work.result())
+                await send_answer(send, work.result())
             elif gone.done():
                 pass
             elif drain.done():
                 # Another replica takes the repeat.
                 status = REQUEST_TIMEOUT if self._kind.polls else SERVICE_UNAVAILABLE
-                await _send_answer(send, self._not_yet(status, "this gateway is shutting down"), close=True)
+                await send_answer(send, self._not_yet(status, "this gateway is shutting down"), close=True)
             elif isinstance(step, BeginStream):
                 log.debug("call held", kind=self._kind.value, reason=progress.reason)
                 await self._stream(work, gone, drain, send)
             elif not isinstance(step, KeepWaiting):
                 # Not on this connection again: this replica may be the only one that is cut off from what it needs.
-                await _send_answer(send, self._not_yet(step.status, progress.reason), close=True)
+                await send_answer(send, self._not_yet(step.status, progress.reason), close=True)
             else:
                 continue
             return
@@ -132,7 +132,8 @@ def json_answer(value: object, status: int = 200) -> Answer:
     return Answer(status, JSON, json.dumps(value).encode())
 
 
-async def _send_answer(send: Send, answer: Answer, close: bool = False) -> None:
+async def send_answer(send: Send, answer: Answer, close: bool = False) -> None:
+    """Send a complete answer; with `close`, the client is not to use this connection again."""
     headers = [
         (b"content-type", answer.content_type.encode()),
         (b"content-length", str(len(answer.body)).encode()),
@@ -142,6 +143,7 @@ async def _send_answer(send: Send, answer: Answer, close: bool = False) -> None:
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -13,7 +13,8 @@ _STREAM = re.compile(r"(?P<session>s-[0-9a-f]{16}-[0-9a-f]{16}):(?P<kind>train|s
 _REQUEST = re.compile(r"(?P<stream>[^/]+):(?P<seq>0|[1-9][0-9]{0,18})")
 # The name's alphabet is that of the session pod; it also makes every path fit for a header.
 _TINKER_PATH = re.compile(
-    r"tinker://(?P<model>[^/]+)/(?P<kind>weights|sampler_weights)/(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,254})"
+    r"tinker://(?P<model>[^/]+)/(?P<kind>weights|sampler_weights|external_weights)"
+    r"/(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,254})"
 )
 
 
@@ -63,10 +64,10 @@ def parse_request_id(text: str) -> Stream:
 
 
 def parse_tinker_path(text: str, field: str) -> Stream:
-    """The model that a ``tinker://{model_id}/{weights|sampler_weights}/{name}`` path belongs to. Raises MalformedId."""
+    """The model that a path like ``tinker://{model_id}/weights/{name}`` belongs to. Raises MalformedId."""
     match = _TINKER_PATH.fullmatch(text)
     if match is None:
-        wanted = "tinker://{model_id}/{weights|sampler_weights}/{name}"
+        wanted = "tinker://{model_id}/{weights|sampler_weights|external_weights}/{name}"
         raise MalformedId(f"{field}: {shorten(text)!r} is not of the form {wanted}")
     return parse_stream(match["model"], field, "train")
 

@@ -15,6 +15,7 @@ from everloop_gateway import app, kube, metrics, upstream
 from everloop_gateway.calls import Calls
 from everloop_gateway.checkpoints import Checkpoints
 from everloop_gateway.cluster import Cluster
+from everloop_gateway.downloads import Downloads
 from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
@@ -42,7 +43,10 @@ async def serve(settings: Settings) -> None:
         calls = Calls(cluster, pods, intents, stand_ins=settings.stand_ins)
         listings = Listings(cluster, pods, calls)
         checkpoints = Checkpoints(pods, calls)
-        routes = app.App(cluster, calls, listings, checkpoints, draining, batched_polls=settings.batched_polls)
+        downloads = Downloads(cluster, pods, calls)
+        routes = app.App(
+            cluster, calls, listings, checkpoints, downloads, draining, batched_polls=settings.batched_polls
+        )
         server = _Server(metrics.Counting(app.build(routes)), settings.pod_ip, draining)
         async with _metrics_port(cluster, settings), asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(cluster.run()), tasks.create_task(intents.run(cluster.ready))]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -58,6 +59,13 @@ class Call:
     method: str = "POST"
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A call that got no definitive answer, and why; it is sent again."""
+
+    reason: str
+
+
 @dataclass(slots=True)
 class Progress:
     """What a held call is waiting for, for whoever decides what its client is told meanwhile."""
@@ -95,6 +103,15 @@ class Upstream:
 
         Raises ApiRefused.
         """
+        return await self.until_done(binding, call.kind, lambda target: self._send(target, call), progress)
+
+    async def until_done(
+        self, binding: Binding, kind: Kind, work: Callable[[Target], Awaitable[T | Unanswered]], progress: Progress
+    ) -> T | Gone:
+        """Do something with the pod of the current incarnation, again with each that follows, until it is done.
+
+        `work` is cancelled when its incarnation has been replaced. Raises ApiRefused.
+        """
         key = (binding.namespace, binding.session)
         progress.outage = lambda: self._sessions.outage_seconds(key)
         seconds = FIRST_PAUSE_SECONDS
@@ -107,11 +124,11 @@ class Upstream:
                 binding = await self._settle(binding, found, progress)
                 continue
             if isinstance(found, Target):
-                answer = await self._attempt(key, found, call, progress)
-                if answer is not None:
+                outcome = await self._attempt(key, found, work, progress)
+                if not isinstance(outcome, Unanswered):
                     self._sessions.call_answered(key)
-                    return answer
-                UPSTREAM_RETRIES.labels(call.kind.value).inc()
+                    return outcome
+                UPSTREAM_RETRIES.labels(kind.value).inc()
             else:
                 progress.waits(found.reason)
                 if found.wakes:
@@ -128,30 +145,36 @@ class Upstream:
     def _missing(self, key: tuple[str, str]) -> float:
         return 0.0 if self._sessions.get(key) is not None else self._sessions.missing_seconds(key)
 
-    async def _attempt(self, key: tuple[str, str], target: Target, call: Call, progress: Progress) -> Answer | None:
-        """One call to one incarnation, aborted when another takes its place; None: send it again."""
+    async def _attempt(
+        self,
+        key: tuple[str, str],
+        target: Target,
+        work: Callable[[Target], Awaitable[T | Unanswered]],
+        progress: Progress,
+    ) -> T | Unanswered:
+        """One call to one incarnation, aborted when another takes its place."""
         progress.sent = True
-        sending = asyncio.ensure_future(self._send(target, call))
+        sending = asyncio.ensure_future(work(target))
         watching = asyncio.ensure_future(self._replaced(key, target.incarnation))
         try:
             await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
                 progress.waits("its session pod was replaced")
-                return None
+                return Unanswered("it was replaced")
             outcome = sending.result()
         finally:
             progress.sent = False
             sending.cancel()
             watching.cancel()
-        if isinstance(outcome, Answer):
-            return outcome
-        view = self._sessions.get(key)
-        state = view.state if view is not None else f"{names.TRAINING_SESSION_KIND} {key[0]}/{key[1]}"
-        progress.waits(f"{state}; its session pod does not answer ({outcome})")
-        return None
+        if isinstance(outcome, Unanswered):
+            view = self._sessions.get(key)
+            state = view.state if view is not None else f"{names.TRAINING_SESSION_KIND} {key[0]}/{key[1]}"
+            progress.waits(f"{state}; its session pod does not answer ({outcome.reason})")
+        return outcome
 
-    async def _send(self, target: Target, call: Call) -> Answer | str:
-        """The pod's definitive answer, or in words why there is none."""
+    @asynccontextmanager
+    async def open(self, target: Target, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The pod's answer as it comes in. Raises aiohttp.ClientError, TimeoutError."""
         incarnation = target.incarnation
         headers = {
             "Authorization": f"Bearer {tokens.session_token(self._master(), target.uid, incarnation.attempt)}",
@@ -162,20 +185,22 @@ class Upstream:
             **call.extra_headers,
         }
         url = f"http://{_host(incarnation.ip)}:{names.TRAINER_PORT}{call.path}"
+        async with self._http.request(
+            call.method, url, data=call.body, headers=headers, allow_redirects=False
+        ) as response:
+            yield response
+
+    async def _send(self, target: Target, call: Call) -> Answer | Unanswered:
+        """The pod's definitive answer, or why there is none."""
         limit = POLL_SECONDS if call.kind.polls else SUBMIT_SECONDS
         try:
-            async with asyncio.timeout(limit):
-                async with self._http.request(
-                    call.method, url, data=call.body, headers=headers, allow_redirects=False
-                ) as response:
-                    content = await response.read()
+            async with asyncio.timeout(limit), self.open(target, call) as response:
+                content = await response.read()
         except aiohttp.ClientError as error:  # among them one that is a TimeoutError too: no connection in time
-            return type(error).__name__
+            return Unanswered(type(error).__name__)
         except TimeoutError:
-            return f"no answer within {limit:.0f} s"
-        # Without its name on it the answer is a refusal at the pod's door, or the pod is gone and its address was given
-        # to somebody else.
-        signed = response.headers.get(POD_UID_HEADER) == incarnation.pod_uid
+            return Unanswered(f"no answer within {limit:.0f} s")
+        signed = is_signed(response, target)
         if signed and is_definitive(response.status):
             content_type = response.headers.get("content-type", "application/json")
             return Answer(response.status, content_type, content)
@@ -185,9 +210,9 @@ class Upstream:
                 path=call.path,
                 status=response.status,
                 signed=signed,
-                pod_uid=incarnation.pod_uid,
+                pod_uid=target.incarnation.pod_uid,
             )
-        return f"HTTP {response.status}"
+        return Unanswered(f"HTTP {response.status}")
 
     async def _replaced(self, key: tuple[str, str], incarnation: Incarnation) -> None:
         while True:
@@ -217,6 +242,15 @@ async def until_available(
             log.error("Kubernetes API refuses the gateway", status=error.status, error=error.message)
             progress.waits("the gateway has not the rights it needs in this namespace")
         await asyncio.sleep(API_PAUSE_SECONDS)
+
+
+def is_signed(response: aiohttp.ClientResponse, target: Target) -> bool:
+    """Whether an answer is that pod's.
+
+    Without its name on it, it is a refusal at the pod's door, or the pod is gone and its address was given to somebody
+    else.
+    """
+    return response.headers.get(POD_UID_HEADER) == target.incarnation.pod_uid
 
 
 def http_client() -> aiohttp.ClientSession:

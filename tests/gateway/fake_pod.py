@@ -14,15 +14,17 @@ import datetime
 import importlib.machinery
 import importlib.util
 import json
+import random
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 PROTOBUF = "application/x-protobuf"
@@ -42,19 +44,24 @@ def wire_schema() -> Any:
     return module
 
 
+KEY, FILE = "1-4", "adapter_model.safetensors"
+CONTENT = random.Random(7).randbytes(1_500_000)
+"""Of the only file of every model's external weights."""
+
+
 class Ledger:
     """Accepted operations, and every call that came in, in a file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         path.touch()
 
     def write(self, **record: Any) -> None:
-        with self._path.open("a") as file:
+        with self.path.open("a") as file:
             file.write(json.dumps({**record, "time": time.time()}) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._path.read_text().splitlines()]
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def find(self, request_id: str) -> dict[str, Any] | None:
         return next((r for r in self.read() if r.get("accepted") == request_id), None)
@@ -95,6 +102,8 @@ class Pod:
             return JSONResponse({})
         if method == "get_info":
             return self.info(json.loads(body)["model_id"])
+        if request.method == "GET" and "/external_weights/" in request.url.path:
+            return self.file(request)
         if "/checkpoints/" in request.url.path:
             return await self.change(request, body)
         if request.method == "GET":
@@ -107,6 +116,26 @@ class Pod:
             self.ledger.write(accepted=request_id, method=method, pod=self.uid, extra=extra)
         ids = {"sample_sequence_ids": [f"{request_id}:0"]} if method == "asample" else {}
         return JSONResponse({"request_id": request_id, **ids})
+
+    def file(self, request: Request) -> Response:
+        """The files of external weights, or their names; one that is held comes to the half, and no further."""
+        *_, key, name = request.url.path.split("/")
+        if name == "files":
+            return JSONResponse({"key": KEY, "files": [FILE]})
+        self.ledger.write(file=name, pod=self.uid, range=request.headers.get("range"))
+        if (key, name) != (KEY, FILE):
+            return JSONResponse({"detail": "file"}, 404)
+        path = self.ledger.path.with_suffix(".file")
+        if not path.exists():
+            path.write_bytes(CONTENT)
+        if self.mode != "hold":
+            return FileResponse(path)
+
+        async def half() -> AsyncIterator[bytes]:
+            yield CONTENT[: len(CONTENT) // 2]
+            await asyncio.sleep(30)
+
+        return StreamingResponse(half(), headers={"content-length": str(len(CONTENT))})
 
     async def change(self, request: Request, body: bytes) -> Response:
         """Of a checkpoint; while nothing gets done, it is not answered either."""
@@ -146,6 +175,9 @@ class Pod:
             elif record.get("method") == "save_weights":
                 saved = {"checkpoint_id": "weights/saved", "checkpoint_type": "training", "time": time}
                 checkpoints.append({**saved, "tinker_path": f"tinker://{model}/weights/saved"})
+            elif record.get("method") == "save_weights_external":
+                saved = {"checkpoint_id": "external_weights/out", "checkpoint_type": "external", "time": time}
+                checkpoints.append({**saved, "tinker_path": f"tinker://{model}/external_weights/out"})
         for one in checkpoints:
             place = str(one["tinker_path"]).removeprefix("tinker://").replace("/", "/checkpoints/", 1)
             one["public"] = public.get(place, False)

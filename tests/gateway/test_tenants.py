@@ -21,6 +21,8 @@ from everloop_gateway.app import App
 from everloop_gateway.calls import Calls
 from everloop_gateway.checkpoints import Checkpoints
 from everloop_gateway.cluster import Cluster as Known
+from everloop_gateway.downloads import ROUTE as DOWNLOADS
+from everloop_gateway.downloads import Downloads
 from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
@@ -79,6 +81,7 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
     message = wire_schema().ForwardBackwardRequest(**operation(other.model), loss_fn="cross_entropy")
     protobuf = {"content": message.SerializeToString(), "headers": {"Content-Type": PROTOBUF}}
     new, sampling = "model_seq_id", "sampling_session_seq_id"
+    external = f"training_runs/{other.model}/checkpoints/external_weights/out"
     one, ttl = "training_runs/{run_id}/checkpoints/{kind}/{name}", {"ttl_seconds": 3600}
     named: dict[str, list[Call]] = {
         "session_heartbeat": [post("session_heartbeat", session_id=other.session)],
@@ -90,6 +93,9 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
             ("GET", f"training_runs/{other.model}?access_scope=accessible", {}),
         ],
         "training_runs/{run_id}/checkpoints": [("GET", f"training_runs/{other.model}/checkpoints", {})],
+        "training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls": [
+            ("GET", f"{external}/external_weights_urls", {})
+        ],
         one: [("DELETE", f"training_runs/{other.model}/checkpoints/weights/saved", {})],
         f"{one}/publish": [
             ("POST", f"training_runs/{other.model}/checkpoints/weights/saved/publish", {}),
@@ -175,19 +181,22 @@ async def _routes() -> list[Route]:
         pods = upstream.Upstream(known.sessions, known.bindings, http, known.master, Waker(known.wake))
         served = Calls(known, pods, Intents(api, "release", known.bindings, pods), stand_ins=False)
         listings, checkpoints = Listings(known, pods, served), Checkpoints(pods, served)
-        return App(known, served, listings, checkpoints, asyncio.Event(), batched_polls=False).routes()
+        downloads = Downloads(known, pods, served)
+        return App(known, served, listings, checkpoints, downloads, asyncio.Event(), batched_polls=False).routes()
     finally:
         await http.close()
         await api.close()
 
 
-def test_every_route_but_the_probes_wants_a_key(gateway: GatewayProcess) -> None:
+def test_every_route_but_probes_and_signed_urls_wants_a_key(gateway: GatewayProcess) -> None:
     """By the router's own table, so that no route is forgotten."""
     for route in routes():
         path = re.sub(r"\{\w+(:path)?\}", "x", route.path)
         for method in (route.methods or set()) - {"HEAD"}:
             answer = httpx.request(method, gateway.url + path, trust_env=False)
             expected = (200, {"status": "ok"}) if path.endswith("z") else (401, {"detail": "X-API-Key: required"})
+            if route.path == DOWNLOADS:
+                expected = (403, {"detail": "mac: this URL was not given out here"})
             assert (answer.status_code, answer.json()) == expected, (method, path)
 
 
@@ -206,7 +215,8 @@ def test_what_is_another_tenants_is_as_if_it_had_never_been(members: tuple[Membe
     mine, theirs = members
     own, other = mine.names, theirs.names
     invented = replace(other, session="s-" + "0123456789abcdef" + other.session[-17:])
-    assert calls(own, other).keys() | NAMELESS == {route.path for route in routes()}
+    # What a signed URL opens has tests of its own (test_downloads.py): it is no key's.
+    assert calls(own, other).keys() | NAMELESS | {DOWNLOADS} == {route.path for route in routes()}
     before = theirs.tenant.ledger_path.read_text()
     found = itertools.chain.from_iterable(calls(own, other).values())
     sought = itertools.chain.from_iterable(calls(own, invented).values())

@@ -70,6 +70,19 @@ def verify_session_id(master: bytes, namespace: str, key_id: str, session_id: st
     return hmac.compare_digest(mac, _session_mac(master, namespace, key_id, nonce))
 
 
+def download_mac(master: bytes, namespace: str, expires: int, path: str) -> str:
+    """What opens one file of a namespace until that time, in seconds since the epoch, to whoever has it: 64 hex digits.
+
+    It outlives attempts and gateway replicas.
+    """
+    return _hmac(master, "download", namespace, str(expires), path)
+
+
+def verify_download(master: bytes, namespace: str, expires: int, path: str, mac: str) -> bool:
+    """Was this MAC given out for this file and time? Compares in constant time."""
+    return hmac.compare_digest(mac.encode(), download_mac(master, namespace, expires, path).encode())
+
+
 def _session_mac(master: bytes, namespace: str, key_id: str, nonce: str) -> str:
     return _hmac(master, "mac", namespace, key_id, nonce)[:16]
 
