@@ -23,7 +23,12 @@ ON_CLUSTERS = (
     "tests/e2e/test_rl_job.py",
     "tests/acceptance/test_release.py",
 )
-WITHOUT = ("tests/operator/faults", "tests/recipes", "tests/session/test_model.py")
+WITHOUT = (
+    "tests/operator/faults",
+    "tests/recipes",
+    "tests/session/test_model.py",
+    "tests/acceptance/test_downloads.py",
+)
 """Tests that run in full where EVERLOOP_TEST_WHOLE or EVERLOOP_MODEL_EXAMPLES is set."""
 MODEL_EXAMPLES = 5000
 """Histories of any client under any faults; EVERLOOP_MODEL_EXAMPLES asks for another number."""

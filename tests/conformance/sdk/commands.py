@@ -137,7 +137,7 @@ def checkpoint_unpublish(world: World) -> None:
     check(not world.checkpoint(path).public, "it is listed as public")
 
 
-@probe("tinker checkpoint download", "the adapter's files are there", reasons.EXPORT)
+@probe("tinker checkpoint download", "the adapter's files are there", reasons.ARCHIVES)
 def checkpoint_download(world: World) -> None:
     target = Path.cwd() / "downloaded"
     run("checkpoint", "download", world.state, "--output", str(target))

@@ -7,7 +7,6 @@ BILLING = "Nothing is billed here; what is used is in the metrics, see [monitori
 AUDIT = "Who did what to a session or key is in the Kubernetes audit log."
 TRACES = "No timelines are recorded; times of operations are in the metrics, see [monitoring](monitoring.md)."
 COPIES = "There are no projects to copy into; `create_training_client_from_state` and `save_state` make one's own."
-EXPORT = "Not there yet. Named weights for samplers are PEFT directories on the session's volume."
 ARCHIVES = "Not there yet; newer versions of the SDK have it no more."
 LOGIN = "Keys are Secrets of Kubernetes: who may write them adds and removes them there."
 IMAGES = "Images and sound are not there yet."

@@ -131,7 +131,7 @@ def copy_weights(world: World) -> None:
     check(world.checkpoint(copy) is not None, "the copy isn't listed")
 
 
-@probe("RestClient.get_external_weights_urls", "the files that it names can be fetched", reasons.EXPORT)
+@probe("RestClient.get_external_weights_urls", "the files that it names can be fetched")
 def get_external_weights_urls(world: World) -> None:
     _fetch(list(done(world.rest.get_external_weights_urls(world.external())).urls.values()))
 

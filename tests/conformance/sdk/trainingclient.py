@@ -7,7 +7,6 @@ import urllib.request
 from typing import Any
 
 from tests.conformance.sdk.probing import probe
-from tests.conformance.sdk.reasons import EXPORT
 from tests.conformance.sdk.serviceclient import check_telemetry
 from tests.conformance.sdk.world import ADAM, RANK, TEXTS, World, check, close, done, loss, step, texts
 
@@ -76,7 +75,7 @@ def save_weights_and_get_sampling_client(world: World) -> None:
     world.check_samples_from(sampler, world.training)
 
 
-@probe("TrainingClient.save_weights_external", "its files come from `get_external_weights_urls`", EXPORT)
+@probe("TrainingClient.save_weights_external", "its files come from `get_external_weights_urls`")
 def save_weights_external(world: World) -> None:
     path = done(world.training.save_weights_external("exported")).path
     files = done(world.rest.get_external_weights_urls(path)).urls

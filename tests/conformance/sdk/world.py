@@ -132,13 +132,9 @@ class World:
         return str(done(self.training.save_state(f"saved-{self._names}")).path)
 
     def external(self) -> str:
-        """Path of exported weights; where there is no export, a path that one would have."""
+        """Path of new external weights."""
         self._names += 1
-        name = f"external-{self._names}"
-        try:
-            return str(done(self.training.save_weights_external(name)).path)
-        except tinker.RequestFailedError:
-            return f"tinker://{self.training.model_id}/external_weights/{name}"
+        return str(done(self.training.save_weights_external(f"external-{self._names}")).path)
 
     def checkpoint(self, path: str) -> Any:
         """How a listing shows a checkpoint, None where it doesn't."""
