@@ -16,7 +16,7 @@ from everloop_gateway import client_sessions, wire
 from everloop_gateway.calls import Calls, Incoming
 from everloop_gateway.checkpoints import IDEMPOTENCY_HEADER, Change, Checkpoints
 from everloop_gateway.cluster import Cluster
-from everloop_gateway.downloads import EXTERNAL, ROUTE, Downloads, base_url
+from everloop_gateway.downloads import EXTERNAL, ROUTE, Asked, Downloads, base_url
 from everloop_gateway.file_stream import FileStream
 from everloop_gateway.held import HeldResponse, error_answer, json_answer
 from everloop_gateway.holding import MAX_PAUSE_SECONDS, Kind
@@ -118,9 +118,8 @@ class App:
             Route(f"{PREFIX}/training_runs/{{run_id}}", self.training_run),
             Route(f"{PREFIX}/training_runs/{{run_id}}/checkpoints", self._of_run(self._listings.run_checkpoints)),
             Route(f"{PREFIX}/checkpoints", self._page(self._listings.checkpoints)),
-            Route(
-                f"{PREFIX}/training_runs/{{run_id}}/checkpoints/{EXTERNAL}/{{name}}/external_weights_urls", self.urls
-            ),
+            self._urls(f"{EXTERNAL}/{{name}}/external_weights_urls", archive=False),
+            self._urls("{kind}/{name}/archive", archive=True),
             Route(ROUTE, self.download),
             self._change("DELETE", ""),
             self._change("PUT", "/ttl"),
@@ -252,16 +251,6 @@ class App:
 
         return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
 
-    async def urls(self, request: Request) -> HeldResponse:
-        """Where the files of external weights can be fetched from, for a while and without a key."""
-        principal, parts = await self._principal(request), request.path_params
-
-        async def work(progress: Progress) -> Answer:
-            base = base_url(request.url.scheme, request.headers)
-            return await self._downloads.urls(principal, parts["run_id"], parts["name"], base, progress)
-
-        return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
-
     async def download(self, request: Request) -> FileStream:
         """A file, for whoever has its URL: the one call that wants no API key."""
         await self._known()
@@ -323,6 +312,22 @@ class App:
 
         path = f"{PREFIX}/training_runs/{{run_id}}/checkpoints/{{kind}}/{{name}}{below}"
         return Route(path, endpoint, methods=[method])
+
+    def _urls(self, below: str, *, archive: bool) -> Route:
+        """Where files can be fetched from, for a while and without a key."""
+
+        async def endpoint(request: Request) -> HeldResponse:
+            principal, parts = await self._principal(request), request.path_params
+
+            async def work(progress: Progress) -> Answer:
+                base = base_url(request.url.scheme, request.headers)
+                kind = parts.get("kind", EXTERNAL)
+                asked = Asked(principal, parts["run_id"], kind, parts["name"], archive, base)
+                return await self._downloads.urls(asked, progress)
+
+            return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
+
+        return Route(f"{PREFIX}/training_runs/{{run_id}}/checkpoints/{below}", endpoint)
 
     def _held(self, path: str, kind: Kind, work: Work, content_type: str) -> Route:
         async def endpoint(request: Request) -> HeldResponse:

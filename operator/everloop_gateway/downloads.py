@@ -1,4 +1,4 @@
-"""URLs of the files of external weights: given to those who may read them, and open to whoever has them, for a while.
+"""URLs of the files of checkpoints: given to those who may read them, and open to whoever has them, for a while.
 
 The clients that fetch them send no API key. What opens a URL is its MAC over namespace, checkpoint, file and time: any
 replica can check it, after any restart, and it opens nothing else.
@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
@@ -29,7 +29,9 @@ from everloop_gateway.upstream import Answer, Progress, Upstream, until_availabl
 from everloop_operator.api import tokens
 
 EXTERNAL = "external_weights"
-ROUTE = f"{wire.PREFIX}/downloads/{{namespace}}/{{run_id}}/{{name}}/{{key}}/{{file}}"
+ARCHIVE = "checkpoint.tar"
+"""What session pods call the archive of a checkpoint of another kind."""
+ROUTE = f"{wire.PREFIX}/downloads/{{namespace}}/{{run_id}}/{{kind}}/{{name}}/{{key}}/{{file}}"
 URL_SECONDS = 3600
 """For how long a URL opens its file; clients ask for new ones when it has five minutes left."""
 REDIRECTS = 10
@@ -45,6 +47,7 @@ class File:
 
     namespace: str
     run_id: str
+    kind: str
     name: str
     key: str
     file: str
@@ -52,7 +55,19 @@ class File:
     @property
     def path(self) -> str:
         """Its address within the namespace: none of the parts holds a slash."""
-        return f"{self.run_id}/{self.name}/{self.key}/{self.file}"
+        return f"{self.run_id}/{self.kind}/{self.name}/{self.key}/{self.file}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whose files a key asks for, or whose `archive`; `base` is how the client reaches this gateway."""
+
+    principal: Principal
+    run_id: str
+    kind: str
+    name: str
+    archive: bool
+    base: str
 
 
 class Downloads:
@@ -63,24 +78,27 @@ class Downloads:
         self._upstream = upstream
         self._calls = calls
 
-    async def urls(self, principal: Principal, run_id: str, name: str, base: str, progress: Progress) -> Answer:
-        """SDK `ExternalWeightsUrlsResponse`; `base` is how the client reaches this gateway. Raises Refusal."""
-        path = f"tinker://{run_id}/{EXTERNAL}/{name}"
+    async def urls(self, asked: Asked, progress: Progress) -> Answer:
+        """SDK `ExternalWeightsUrlsResponse` or, of an archive, `CheckpointArchiveUrlResponse`. Raises Refusal."""
+        path = f"tinker://{asked.run_id}/{asked.kind}/{asked.name}"
         try:
             parse_tinker_path(path, "checkpoint")
         except MalformedId as error:
             raise Refusal(404, str(error)) from None
-        binding = await self._calls.source(principal, path, "checkpoint", progress)
-        below = f"training_runs/{binding.id}/checkpoints/{EXTERNAL}/{name}/files"
+        if asked.archive and asked.kind == EXTERNAL:
+            raise Refusal(404, "checkpoint: external weights are files of their own, see external_weights_urls")
+        binding = await self._calls.source(asked.principal, path, "checkpoint", progress)
+        below = f"training_runs/{binding.id}/checkpoints/{asked.kind}/{asked.name}/files"
         answer = await self._upstream.deliver(binding, get(below), progress)
         if isinstance(answer, Gone):
             return error_answer(GONE, answer.detail)
         if answer.status != 200:
             return answer
         found, expires = json.loads(answer.body), int(time.time()) + URL_SECONDS
-        files = [File(principal.namespace, binding.id, name, found["key"], file) for file in found["files"]]
+        where = asked.principal.namespace, binding.id, asked.kind, asked.name, found["key"]
+        urls = {file: asked.base + self._target(File(*where, file), expires) for file in found["files"]}
         until = datetime.fromtimestamp(expires, UTC).isoformat().replace("+00:00", "Z")
-        return json_answer({"urls": {one.file: base + self._target(one, expires) for one in files}, "expires": until})
+        return json_answer({**({"url": urls[ARCHIVE]} if asked.archive else {"urls": urls}), "expires": until})
 
     def _target(self, file: File, expires: int) -> str:
         mac = tokens.download_mac(self._cluster.master(), file.namespace, expires, file.path)
@@ -89,7 +107,7 @@ class Downloads:
 
     def verified(self, parts: Mapping[str, str], query: Mapping[str, str]) -> File:
         """What a URL opens now. Raises Refusal."""
-        file = File(parts["namespace"], parts["run_id"], parts["name"], parts["key"], parts["file"])
+        file = File(**{field.name: parts[field.name] for field in fields(File)})
         expires = query.get("expires", "")
         given = _TIME.fullmatch(expires) is not None and tokens.verify_download(
             self._cluster.master(), file.namespace, int(expires), file.path, query.get("mac", "")
@@ -102,9 +120,8 @@ class Downloads:
 
     def stream(self, file: File, query: Mapping[str, str], headers: Mapping[str, str]) -> FileStream:
         """The answer to who has the URL of a file."""
-        path = (
-            f"{wire.PREFIX}/training_runs/{file.run_id}/checkpoints/{EXTERNAL}/{file.name}/files/{file.key}/{file.file}"
-        )
+        path = f"{wire.PREFIX}/training_runs/{file.run_id}/checkpoints/{file.kind}/{file.name}/files"
+        path = f"{path}/{file.key}/{file.file}"
         return FileStream(self._upstream, lambda progress: self._binding(file, progress), path, headers, again(query))
 
     async def _binding(self, file: File, progress: Progress) -> Binding:

@@ -152,10 +152,11 @@ class FileStream:
         """The next one; None if none has come in time, or the client has gone. Raises what `work` raised."""
         getting = asyncio.ensure_future(self._items.get())
         try:
-            await asyncio.wait({getting, work, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            coming: list[asyncio.Future[Any]] = [getting, gone]
+            await asyncio.wait([*coming, work], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not getting.done() and work.done():
                 work.result()
-                await asyncio.wait({getting, gone}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
             return getting.result() if getting.done() else None
         finally:
             getting.cancel()
@@ -167,7 +168,7 @@ class FileStream:
         except Refusal as refusal:
             await self._items.put(error_answer(refusal.status, refusal.detail))
             return
-        done = await self._upstream.until_done(
+        done: End | Answer | Gone = await self._upstream.until_done(
             binding, Kind.QUERY, lambda target: self._copy(target, progress), progress
         )
         await self._items.put(error_answer(GONE, done.detail) if isinstance(done, Gone) else done)

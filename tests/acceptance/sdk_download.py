@@ -31,6 +31,9 @@ def download(path: str, directory: str) -> None:
 
 
 if __name__ == "__main__":
-    {"train": train, "download": download}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1] == "train":
+        train(sys.argv[2])
+    else:
+        download(*sys.argv[2:])
     # CPython before 3.14 aborts at its end if a thread of the SDK is in compiled code then (gh-87135).
     os._exit(0)

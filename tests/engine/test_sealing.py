@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pyrage
 import pytest
@@ -61,7 +62,7 @@ def test_a_write_that_fails_in_encrypting_leaves_nothing(tiny_spare: Path, tmp_p
     path = tmp_path / "place" / "state.safetensors"
     blocked = path.with_name("README.md.age")
     blocked.mkdir(parents=True)
-    write = {"model": "m", "seq": 0, "path": str(path), "parts": "weights", "about": TOLD}
+    write: dict[str, Any] = {"model": "m", "seq": 0, "path": str(path), "parts": "weights", "about": TOLD}
     write["recipients"] = [str(pyrage.x25519.Identity.generate().to_public())]
     with Engine(tiny_spare) as engine:
         engine.call("init", model="m", **LORA)

@@ -44,7 +44,7 @@ def wire_schema() -> Any:
     return module
 
 
-KEY, FILE = "1-4", "adapter_model.safetensors"
+KEY, FILE, ARCHIVE = "1-4", "adapter_model.safetensors", "checkpoint.tar"
 CONTENT = random.Random(7).randbytes(1_500_000)
 """Of the only file of every model's external weights."""
 
@@ -102,7 +102,7 @@ class Pod:
             return JSONResponse({})
         if method == "get_info":
             return self.info(json.loads(body)["model_id"])
-        if request.method == "GET" and "/external_weights/" in request.url.path:
+        if request.method == "GET" and "/files" in request.url.path:
             return self.file(request)
         if "/checkpoints/" in request.url.path:
             return await self.change(request, body)
@@ -121,9 +121,9 @@ class Pod:
         """The files of external weights, or their names; one that is held comes to the half, and no further."""
         *_, key, name = request.url.path.split("/")
         if name == "files":
-            return JSONResponse({"key": KEY, "files": [FILE]})
+            return JSONResponse({"key": KEY, "files": [FILE if "/external_weights/" in request.url.path else ARCHIVE]})
         self.ledger.write(file=name, pod=self.uid, range=request.headers.get("range"))
-        if (key, name) != (KEY, FILE):
+        if key != KEY or name not in (FILE, ARCHIVE):
             return JSONResponse({"detail": "file"}, 404)
         path = self.ledger.path.with_suffix(".file")
         if not path.exists():

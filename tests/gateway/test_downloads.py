@@ -67,7 +67,9 @@ def test_a_url_opens_its_file_and_any_part_of_it(saved: Saved, gateway: GatewayP
     asked = time.time()
     told = saved.owner.get(saved.urls).json()
     url = told["urls"][FILE]
-    assert url.startswith(f"{gateway.url}/api/v1/downloads/{saved.tenant.namespace}/{saved.run}/out/{KEY}/{FILE}?")
+    assert url.startswith(
+        f"{gateway.url}/api/v1/downloads/{saved.tenant.namespace}/{saved.run}/external_weights/out/{KEY}/{FILE}?"
+    )
     assert asked + 1800 < int(httpx.URL(url).params["expires"]) <= asked + 7200
     whole = get(url)
     assert (whole.status_code, whole.content == CONTENT) == (200, True)
@@ -109,6 +111,7 @@ def test_a_url_opens_nothing_else_and_not_for_long(saved: Saved, cluster: Cluste
         url.replace(f"expires={expires}", "expires=%D9%A1"),
         url.replace(saved.tenant.namespace, other.namespace),
         url.replace(saved.run, saved.run[:-1] + "1"),
+        url.replace("/external_weights/", "/weights/"),
         url.replace("/out/", "/in/"),
         url.replace(f"/{KEY}/", "/1-5/"),
         url.replace(FILE, "README.md"),
@@ -119,7 +122,7 @@ def test_a_url_opens_nothing_else_and_not_for_long(saved: Saved, cluster: Cluste
         answer = get(each)
         assert (answer.status_code, answer.json()) == (403, {"detail": "mac: this URL was not given out here"}), each
     past = int(time.time())
-    path = f"{saved.run}/out/{KEY}/{FILE}"
+    path = f"{saved.run}/external_weights/out/{KEY}/{FILE}"
     old = tokens.download_mac(bytes.fromhex(MASTER), saved.tenant.namespace, past, path)
     answer = get(url.replace(mac, old).replace(str(expires), str(past)))
     assert answer.status_code == 403
@@ -130,7 +133,7 @@ def test_a_url_opens_nothing_else_and_not_for_long(saved: Saved, cluster: Cluste
 
 def test_what_was_replaced_under_its_name_is_not_there_any_more(saved: Saved) -> None:
     """A URL names what was stored when it was given out; the pod says that this is gone."""
-    expires, path = int(time.time()) + 60, f"{saved.run}/out/1-3/{FILE}"
+    expires, path = int(time.time()) + 60, f"{saved.run}/external_weights/out/1-3/{FILE}"
     mac = tokens.download_mac(bytes.fromhex(MASTER), saved.tenant.namespace, expires, path)
     url = saved.url().partition("?")[0].replace(f"/{KEY}/", "/1-3/")
     answer = get(f"{url}?expires={expires}&mac={mac}")
@@ -189,3 +192,14 @@ def test_a_download_waits_for_a_pod(saved: Saved, processes: Processes, address:
     saved.tenant.serve(saved.tenant.start_pod(processes, address()))
     reading.join(30)
     assert got == [CONTENT[100:200]]
+
+
+def test_a_checkpoint_of_another_kind_is_one_archive(saved: Saved) -> None:
+    """As older SDKs ask for it; external weights are none."""
+    one = f"/training_runs/{saved.run}/checkpoints"
+    told = saved.owner.get(f"{one}/weights/saved/archive").json()
+    assert told.keys() == {"url", "expires"}
+    assert get(told["url"]).content == CONTENT
+    assert get(told["url"].replace("/weights/", "/sampler_weights/")).status_code == 403
+    for none in ("external_weights/out", "snapshots/out"):
+        assert saved.owner.get(f"{one}/{none}/archive").status_code == 404, none

@@ -96,6 +96,7 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
         "training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls": [
             ("GET", f"{external}/external_weights_urls", {})
         ],
+        f"{one}/archive": [("GET", f"training_runs/{other.model}/checkpoints/weights/saved/archive", {})],
         one: [("DELETE", f"training_runs/{other.model}/checkpoints/weights/saved", {})],
         f"{one}/publish": [
             ("POST", f"training_runs/{other.model}/checkpoints/weights/saved/publish", {}),

@@ -164,7 +164,7 @@ NOTICED = {
     "server/app.py _Routes.get_info: await self._gate.call(service.still_ours())": (
         SERVER + "test_a_zombie_answers_nothing[no model]"
     ),
-    "server/files.py FileRoutes._directory: await self._gate.call(service.still_ours())": (
+    "server/files.py FileRoutes._stored: await self._gate.call(service.still_ours())": (
         SERVER + "test_a_zombie_answers_nothing[no files]"
     ),
     # what follows from it, or from a flush that failed

@@ -94,3 +94,23 @@ def test_encrypted_files_are_for_their_recipients(pod: Pod, wire: Wire) -> None:
     assert told["size_bytes"] == len(sealed)
     refused = saved(wire, 5, "other", age_encryption_recipients=["age1none"])
     assert (refused["category"], refused["error"].partition(":")[0]) == ("user", "age_encryption_recipients[0]")
+
+
+def test_an_archive_comes_whole_and_in_part(wire: Wire) -> None:
+    """Of a training checkpoint, made while it is read: any range of it is the same as in the whole."""
+    wire.retrieve(wire.post("save_weights", {"model_id": wire.model, "seq_id": 3, "path": "half"}).json()["request_id"])
+    url = f"/api/v1/training_runs/{wire.model}/checkpoints/weights/half/files"
+    listed = wire.client.get(url).json()
+    assert listed["files"] == ["checkpoint.tar"]
+    url = f"{url}/{listed['key']}/checkpoint.tar"
+    whole = wire.client.get(url)
+    size = len(whole.content)
+    assert int(whole.headers["content-length"]) == size
+    for asked, start, end in (("100-", 100, size), ("7-99999999999", 7, size), (f"600-{size - 2}", 600, size - 1)):
+        part = wire.client.get(url, headers={"Range": f"bytes={asked}"})
+        assert (part.status_code, part.content) == (206, whole.content[start:end])
+        assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
+    assert wire.client.get(url, headers={"Range": f"bytes={size}-"}).status_code == 416
+    other = {"Range": "bytes=5-9", "If-Range": '"another"'}
+    assert wire.client.get(url, headers=other).content == whole.content
+    assert wire.client.get(url.replace(listed["key"], "9-9")).status_code == 404

@@ -33,7 +33,7 @@ PASSED_ON = re.compile(r"[A-Za-z0-9._-]{1,255}")
 OWN = re.compile(
     r"identity\.json|epochs(/\d{8}\.json)?|journal(/\d{8}(-\d{4,})?\.(log|base))?"
     r"|models(/m-[0-9a-f]{12}(/(snapshots|checkpoints(/weights|/sampler_weights|/external_weights)?)"
-    r"(/\d+-\d+(\.\d+)?(/state\.safetensors|/manifest\.json|/adapter_model\.safetensors|/adapter_config\.json|/README\.md)?)?)?)?"
+    r"(/\d+-\d+(\.\d+)?(/state\.safetensors|/manifest\.json|(/adapter_model\.safetensors|/adapter_config\.json|/README\.md)(\.age)?)?)?)?)?"
 )
 """The files and directories of a session, and no others."""
 
@@ -69,7 +69,7 @@ def test_no_name_leads_out_of_the_sessions_root(pod: Pod, wire: Wire) -> None:
     for name in NAMES:
         path = f"tinker://{wire.model}/weights/{name}"
         operation = {"model_id": wire.model}
-        for kind in ("save_weights", "save_weights_for_sampler"):
+        for kind in ("save_weights", "save_weights_for_sampler", "save_weights_external"):
             refused = outcome(wire, kind, {**operation, "seq_id": next(numbers), "path": name})
             assert (refused["category"], refused["error"].startswith("path: ")) == ("user", True), (kind, name)
         load = {**operation, "seq_id": next(numbers), "path": path, "optimizer": True}

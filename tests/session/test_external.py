@@ -31,11 +31,11 @@ async def test_its_files_are_found_until_it_expires() -> None:
         await compact(world)
     async with running(disk, attempt=2, pod="pod-2", now=clock) as world:
         assert listed(world.service) == expected
-        assert [world.service.keeping.directory(path).name for path in (PLAIN, OUT)] == ["1-3", "1-4"]
+        assert [world.service.keeping.state(path)[0].parent.name for path in (PLAIN, OUT)] == ["1-3", "1-4"]
         clock.hour = 1
         await until(lambda: listed(world.service) == {})
         with pytest.raises(NoCheckpoint):
-            world.service.keeping.directory(OUT)
+            world.service.keeping.state(OUT)
         await until(lambda: stored(world) == keys(world) == set())
 
 

@@ -54,7 +54,7 @@ def complete(state: Path, about: About) -> bool:
     It can not if it holds more than weights, or is of the format before. What is there is replaced by the same.
     Raises OSError.
     """
-    header = _header(state)
+    header = read_header(state)
     metadata = header.pop("__metadata__", None) if header is not None else None
     if header is None or not isinstance(metadata, Mapping) or metadata.get("format") != WEIGHTS_FORMAT:
         return False
@@ -161,7 +161,7 @@ def model_card(about: About, rank: int, modules: Sequence[str], step: int) -> by
     return "\n".join(lines).encode() + b"\n"
 
 
-def _header(path: Path) -> dict[str, Any] | None:
+def read_header(path: Path) -> dict[str, Any] | None:
     """The header of a safetensors file; None if it is none."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

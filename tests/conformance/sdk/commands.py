@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tinker.cli.__main__ import main_cli
 from tinker.lib.credentials import JsonCredentialStore, ManualKey, default_credentials_path
 
-from tests.conformance.sdk import reasons
+from tests.conformance.sdk import hub, reasons
 from tests.conformance.sdk.probing import probe
 from tests.conformance.sdk.restclient import TTL_SECONDS, attempted, check_expires, parts
 from tests.conformance.sdk.world import RANK, World, check
@@ -137,16 +137,17 @@ def checkpoint_unpublish(world: World) -> None:
     check(not world.checkpoint(path).public, "it is listed as public")
 
 
-@probe("tinker checkpoint download", "the adapter's files are there", reasons.ARCHIVES)
+@probe("tinker checkpoint download", "the adapter's files are there")
 def checkpoint_download(world: World) -> None:
     target = Path.cwd() / "downloaded"
     run("checkpoint", "download", world.state, "--output", str(target))
     check(any(target.glob("*/adapter_config.json")), f"{list(target.glob('*/*'))}")
 
 
-@probe("tinker checkpoint push-hf", "the hub has the adapter's files", reasons.HUB)
+@probe("tinker checkpoint push-hf", "the hub has the adapter's files")
 def checkpoint_push_hf(world: World) -> None:
     run("checkpoint", "push-hf", world.state)
+    check({"adapter_config.json", "adapter_model.safetensors"} <= hub.COMMITTED, f"{hub.COMMITTED}")
 
 
 @probe("tinker session export-trace", "a trace is written", reasons.TRACES)

@@ -136,16 +136,12 @@ def get_external_weights_urls(world: World) -> None:
     _fetch(list(done(world.rest.get_external_weights_urls(world.external())).urls.values()))
 
 
-@probe("RestClient.get_checkpoint_archive_url", "the archive that it names can be fetched", reasons.ARCHIVES)
+@probe("RestClient.get_checkpoint_archive_url", "the archive that it names can be fetched")
 def get_checkpoint_archive_url(world: World) -> None:
     _fetch([done(world.rest.get_checkpoint_archive_url(*parts(world.weights))).url])
 
 
-@probe(
-    "RestClient.get_checkpoint_archive_url_from_tinker_path",
-    "the archive that it names can be fetched",
-    reasons.ARCHIVES,
-)
+@probe("RestClient.get_checkpoint_archive_url_from_tinker_path", "the archive that it names can be fetched")
 def get_checkpoint_archive_url_from_tinker_path(world: World) -> None:
     _fetch([done(world.rest.get_checkpoint_archive_url_from_tinker_path(world.weights)).url])
 

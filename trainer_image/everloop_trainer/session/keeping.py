@@ -19,7 +19,7 @@ from everloop_trainer.session.context import Context
 from everloop_trainer.session.history import Checkpoint, History
 from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.operations import FROZEN, LoadWeights, Sample
-from everloop_trainer.session.ports import StateKind
+from everloop_trainer.session.ports import About, StateKind
 from everloop_trainer.session.records import Amended, Dropped, Removed
 from everloop_trainer.session.times import after, instant
 
@@ -105,16 +105,17 @@ class Keeping:
         self._context = context
         self._last: asyncio.Future[None] | None = None
 
-    def directory(self, path: str) -> Path:
-        """Where the files of a listed checkpoint lie, which never change; its name is the checkpoint's key.
+    def state(self, path: str) -> tuple[Path, About]:
+        """The data file of a listed checkpoint, and what it says of itself; its directory is named by its key.
 
         Raises NoCheckpoint.
         """
         checkpoint = self._context.history.checkpoints.get(path)
-        if checkpoint is None:
+        if checkpoint is None or checkpoint.name is None:
             raise NoCheckpoint(path)
-        stored = checkpoint.stored
-        return Path(self._context.states.path(stored.kind, checkpoint.model_id, stored.key)).parent
+        stored, base = checkpoint.stored, self._context.config.base_model
+        state = Path(self._context.states.path(stored.kind, checkpoint.model_id, stored.key))
+        return state, About(base.name, base.revision, checkpoint.model_id, checkpoint.name)
 
     async def remove(self, path: str, request: str) -> None:
         """Take a checkpoint off the list; ends once that is durable.
