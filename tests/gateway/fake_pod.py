@@ -23,9 +23,11 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 PROTOBUF = "application/x-protobuf"
 
@@ -65,6 +67,22 @@ class Ledger:
 
     def find(self, request_id: str) -> dict[str, Any] | None:
         return next((r for r in self.read() if r.get("accepted") == request_id), None)
+
+
+class File(FileResponse):
+    """A file of a pod; whatever comes of the request, the answer has the pod's name on it."""
+
+    def __init__(self, path: Path, uid: str) -> None:
+        super().__init__(path)
+        self._uid = uid
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def signed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-everloop-pod-uid"] = self._uid
+            await send(message)
+
+        await super().__call__(scope, receive, signed)
 
 
 class Pod:
@@ -129,7 +147,7 @@ class Pod:
         if not path.exists():
             path.write_bytes(CONTENT)
         if self.mode != "hold":
-            return FileResponse(path)
+            return File(path, self.uid)
 
         async def half() -> AsyncIterator[bytes]:
             yield CONTENT[: len(CONTENT) // 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from everloop_trainer.session.identifiers import storage_id
-from everloop_trainer.session.keeping import CHECKPOINTS
 from everloop_trainer.session.operations import Operation, SaveWeights
 from everloop_trainer.session.service import SessionService
 from tests.session.world import A, B, Running, create, fb, freeze, optim, save
@@ -41,7 +40,8 @@ def listed(service: SessionService, model: str = A) -> dict[str, str | None]:
 
 def stored(world: Running, model: str = A) -> set[str]:
     """Keys of a model's checkpoints that have files."""
-    return {key for kind in CHECKPOINTS for key in world.files.list(f"models/{storage_id(model)}/checkpoints/{kind}")}
+    kinds = ("weights", "sampler_weights", "external_weights")
+    return {key for kind in kinds for key in world.files.list(f"models/{storage_id(model)}/checkpoints/{kind}")}
 
 
 def keys(world: Running, model: str = A) -> set[str]:

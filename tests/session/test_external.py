@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from everloop_trainer.session.copying import wanted
+from everloop_trainer.session.errors import StorageFailed
 from everloop_trainer.session.keeping import NoCheckpoint
+from everloop_trainer.session.operations import Operation, SaveWeightsExternal
 from everloop_trainer.session.outcomes import Failed, Succeeded
 from tests.session.compacted import compact
 from tests.session.kept import Calendar, keys, listed, stored
 from tests.session.world import A, C, Client, create, export, fb, load, optim, running, sample, save, until
-from tests.store.crash_files import Disk
+from tests.store.crash_files import CrashFiles, Disk
 
 OUT, PLAIN = f"tinker://{A}/external_weights/out", f"tinker://{A}/external_weights/plain"
 SAMPLER = f"{A.partition(':')[0]}:sample:9"
@@ -40,19 +42,20 @@ async def test_its_files_are_found_until_it_expires() -> None:
 
 
 async def test_a_repeat_is_the_same_and_a_name_is_taken_once() -> None:
-    """The answer has path and size; a save of a name that is taken, or leads elsewhere, is refused by its field."""
+    """The answer has path and size; a name that is taken or leads elsewhere, or a short life, is refused."""
     client = Client()
     async with running(Disk()) as world:
-        await client.play(world.service, [*SAVED, [export(A, 5, "out")], [export(A, 6, "../x")]])
+        late = Operation(A, 7, SaveWeightsExternal("late", 3599))
+        await client.play(world.service, [*SAVED, [export(A, 5, "out")], [export(A, 6, "../x")], [late]])
         first = client.told[f"{A}:4"]
         assert isinstance(first, Succeeded)
         size = b"for age1one age1two"
         assert first.body == f'{{"path":"{OUT}","type":"save_weights_external","size_bytes":{len(size)}}}'.encode()
         assert await client.ask_after(world.service, export(A, 4, "another")) == first
-        for seq in (5, 6):
+        for seq, field in ((5, "path"), (6, "path"), (7, "ttl_seconds")):
             told = client.told[f"{A}:{seq}"]
             assert isinstance(told, Failed)
-            assert (told.category, told.error.partition(":")[0]) == ("user", "path")
+            assert (told.category, told.error.partition(":")[0]) == ("user", field)
 
 
 @pytest.mark.parametrize("path", [PLAIN, OUT])
@@ -69,3 +72,25 @@ async def test_it_is_read_by_nobody_here(path: str) -> None:
             assert path in told.error
             assert "to be downloaded" in told.error
         assert [each.kind for each in wanted(world.service._context.history, {})] == ["weights"]
+
+
+class DiesWriting(CrashFiles):
+    """The process dies when external weights are on disk, and nothing says yet that they count."""
+
+    def write_state(self, path: str, data: bytes) -> None:
+        super().write_state(path, data)
+        if "external_weights" in path:
+            self.kill()
+
+
+async def test_what_a_killed_save_left_goes() -> None:
+    """It is saved again, once, and of the first try there is no file any more."""
+    disk, client = Disk(), Client()
+    with pytest.raises(StorageFailed):
+        async with running(disk, files=DiesWriting(disk)) as world:
+            await client.play(world.service, [[create(A)], [export(A, 1, "out")]])
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        assert stored(world) == {"1-1"}
+        assert isinstance(await world.service.outcome(f"{A}:1", 10), Succeeded)
+        assert keys(world) == {"2-1"}
+        await until(lambda: stored(world) == keys(world))
