@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from everloop_operator.api import tokens
 from tests.gateway.fake_pod import CONTENT, FILE, KEY
 from tests.gateway.world import MASTER, Cluster, GatewayProcess, PodProcess, Processes, Tenant, wait_for
+from tests.networks import new_address
 
 Address = Callable[[], str]
 
@@ -43,11 +45,26 @@ class Saved:
         return [record for record in self.tenant.ledger() if "file" in record]
 
 
+@pytest.fixture(scope="module")
+def saved(cluster: Cluster, gateway: GatewayProcess) -> Iterator[Saved]:
+    """In a pod that no test harms."""
+    processes = Processes()
+    with in_a_pod_of(cluster, gateway, processes) as saved:
+        yield saved
+    processes.stop()
+
+
 @pytest.fixture
-def saved(
-    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Address
-) -> Iterator[Saved]:
-    pod = tenant.start_pod(processes, address())
+def mortal(cluster: Cluster, gateway: GatewayProcess, processes: Processes) -> Iterator[Saved]:
+    """In a pod to be killed."""
+    with in_a_pod_of(cluster, gateway, processes) as saved:
+        yield saved
+
+
+@contextmanager
+def in_a_pod_of(cluster: Cluster, gateway: GatewayProcess, processes: Processes) -> Iterator[Saved]:
+    tenant = cluster.tenant()
+    pod = tenant.start_pod(processes, new_address())
     tenant.serve(pod)
     with gateway.session(cluster.key(tenant.namespace)) as (owner, session_id):
         run = f"{session_id}:train:0"
@@ -99,7 +116,7 @@ def test_a_url_is_for_the_address_that_the_client_uses(saved: Saved) -> None:
 
 def test_a_url_opens_nothing_else_and_not_for_long(saved: Saved, cluster: Cluster) -> None:
     """Any change of it is refused before a pod is asked, and so is one whose time is over."""
-    url, other = saved.url(), cluster.tenant()
+    url, other, before = saved.url(), cluster.tenant(), saved.asked()
     mac = httpx.URL(url).params["mac"]
     expires = int(httpx.URL(url).params["expires"])
     changed = [
@@ -127,7 +144,7 @@ def test_a_url_opens_nothing_else_and_not_for_long(saved: Saved, cluster: Cluste
     answer = get(url.replace(mac, old).replace(str(expires), str(past)))
     assert answer.status_code == 403
     assert answer.json()["detail"].startswith("expires: ")
-    assert saved.asked() == []
+    assert saved.asked() == before
     assert get(url).content == CONTENT
 
 
@@ -157,7 +174,7 @@ def test_urls_are_for_owners_and_who_may_read_what_they_published(
             assert answer.status_code == 404, tail
 
 
-def test_a_download_outlives_its_pod(saved: Saved, processes: Processes, address: Address) -> None:
+def test_a_download_outlives_its_pod(mortal: Saved, processes: Processes, address: Address) -> None:
     """Python's urllib reads on as if nothing had happened; the next pod is asked for what is missing, and no more."""
     got = list[bytes]()
 
@@ -166,30 +183,30 @@ def test_a_download_outlives_its_pod(saved: Saved, processes: Processes, address
             while part := response.read(8192):
                 got.append(part)
 
-    url = saved.url()
-    saved.pod.mode("hold")
+    url = mortal.url()
+    mortal.pod.mode("hold")
     reading = threading.Thread(target=fetch, args=(url,))
     reading.start()
     wait_for("something of the file", lambda: sum(map(len, got)) > 100_000)
-    saved.pod.kill()
-    saved.tenant.recovering("its node is gone")
-    pod = saved.tenant.start_pod(processes, address())
-    saved.tenant.serve(pod)
+    mortal.pod.kill()
+    mortal.tenant.recovering("its node is gone")
+    pod = mortal.tenant.start_pod(processes, address())
+    mortal.tenant.serve(pod)
     reading.join(30)
     assert b"".join(got) == CONTENT
-    first, second = saved.asked()
-    assert (first["pod"], first["range"], second["pod"]) == (saved.pod.uid, None, pod.uid)
+    first, second = mortal.asked()
+    assert (first["pod"], first["range"], second["pod"]) == (mortal.pod.uid, None, pod.uid)
     assert second["range"] == f"bytes={len(CONTENT) // 2}-{len(CONTENT) - 1}"
 
 
-def test_a_download_waits_for_a_pod(saved: Saved, processes: Processes, address: Address) -> None:
+def test_a_download_waits_for_a_pod(mortal: Saved, processes: Processes, address: Address) -> None:
     """Before its first byte, too; whichever replica has given out the URL."""
-    url, got = saved.url(), list[bytes]()
-    saved.pod.kill()
-    saved.tenant.recovering("its node is gone")
+    url, got = mortal.url(), list[bytes]()
+    mortal.pod.kill()
+    mortal.tenant.recovering("its node is gone")
     reading = threading.Thread(target=lambda: got.append(get(url, Range="bytes=100-199").content))
     reading.start()
-    saved.tenant.serve(saved.tenant.start_pod(processes, address()))
+    mortal.tenant.serve(mortal.tenant.start_pod(processes, address()))
     reading.join(30)
     assert got == [CONTENT[100:200]]
 

@@ -24,7 +24,7 @@ from tests.networks import new_address
 from tests.server.in_thread import served
 
 Script = Callable[[asyncio.Queue[Item]], Awaitable[None]]
-PATIENCE, PULSE, TIMEOUT = 0.05, 0.1, 1.0
+PATIENCE, PULSE, TIMEOUT = 0.05, 0.1, 0.5
 PORT = 8080
 
 
