@@ -60,9 +60,14 @@ POD: Path = ("spec", "pod")
 VOLUMES: Path = (*POD, "volumes")
 MOUNT: Path = (*POD, "volumeMounts", 0)
 INIT: Path = (*POD, "initContainers", 0)
+KNOWN_MOUNT = {"name": FULL["spec"]["pod"]["volumes"][0]["name"], "mountPath": "/data"}
+RESOURCES: Path = ("spec", "workers", "resources")
 LIMITS: Path = ("spec", "workers", "resources", "limits")
 REQUESTS: Path = ("spec", "workers", "resources", "requests")
+MOUNTS = "every name in volumeMounts must be one of volumes"
+INIT_MOUNTS = "every name in volumeMounts of initContainers must be one of volumes"
 EXACTLY_ONE_VOLUME = "exactly one of configMap, secret, emptyDir, persistentVolumeClaim, projected and csi"
+TOLERATION = "a toleration with operator Equal needs a key, one with operator Exists has no value"
 TIME_LIMIT = "tolerationSeconds needs a key and effect NoExecute, and is not for the taints of lost nodes"
 DEVICES_EQUAL = "a request for devices, such as nvidia.com/gpu, must equal their limit"
 LABEL_KEY = "every key must be a name, or a DNS name, `/` and a name"
@@ -79,6 +84,7 @@ RULES: list[tuple[Path, Any, str]] = [
     ((*REQUESTS, "memory"), "9Gi", "a request must not exceed its limit"),
     ((*REQUESTS, "nvidia.com/gpu"), 0, DEVICES_EQUAL),
     ((*REQUESTS, "amd.com/gpu"), 1, DEVICES_EQUAL),
+    (RESOURCES, {"requests": {"nvidia.com/gpu": 1}}, DEVICES_EQUAL),
     ((*LIMITS, "aws.amazon.com/neuron"), "500m", "devices, such as nvidia.com/gpu, are counted in whole numbers"),
     (
         ("spec", "storage", "journal", "claimTemplate"),
@@ -103,6 +109,9 @@ RULES: list[tuple[Path, Any, str]] = [
     ((*POD, "labels"), {names.LABEL_SESSION: "other"}, OWN_LABEL),
     ((*POD, "labels"), {names.LABEL_MANAGED_BY: "me"}, OWN_LABEL),
     ((*POD, "labels"), {"no key": "x"}, LABEL_KEY),
+    ((*POD, "labels"), {"team": "x", "no key": "x"}, LABEL_KEY),
+    ((*POD, "labels"), {"team": "x", names.LABEL_SESSION: "other"}, OWN_LABEL),
+    ((*POD, "annotations"), {"team": "x", names.ANNOTATION_TEMPLATE_HASH: "x"}, OWN_ANNOTATION),
     ((*POD, "nodeSelector"), {"/pool": "x"}, LABEL_KEY),
     ((*POD, "annotations"), {names.ANNOTATION_TEMPLATE_HASH: "x"}, OWN_ANNOTATION),
     *(
@@ -113,11 +122,8 @@ RULES: list[tuple[Path, Any, str]] = [
             "container.seccomp.security.alpha.kubernetes.io/",
         )
     ),
-    (
-        (*POD, "tolerations", 0),
-        {"operator": "Exists", "value": "x"},
-        "a toleration with operator Equal needs a key, one with operator Exists has no value",
-    ),
+    ((*POD, "tolerations", 0), {"operator": "Exists", "value": "x"}, TOLERATION),
+    ((*POD, "tolerations", 0), {"operator": "Equal", "value": "x"}, TOLERATION),
     *(
         ((*POD, "tolerations", 0), {"operator": "Exists", "tolerationSeconds": 5, **change}, TIME_LIMIT)
         for change in (
@@ -132,6 +138,7 @@ RULES: list[tuple[Path, Any, str]] = [
         ((*POD, "env", 0, "name"), name, OWN_VARIABLE)
         for name in ("EVERLOOP_CONFIG", "PYTHONPATH", "HOME", "NODE_NAME", "POD_IP", "POD_NAME", "POD_UID", "TMPDIR")
     ),
+    ((*POD, "env", 1, "valueFrom"), {}, "exactly one of secretKeyRef, configMapKeyRef and fieldRef"),
     ((*POD, "env", 1, "value"), "both", "only one of value and valueFrom"),
     (
         (*POD, "env", 1, "valueFrom", "fieldRef"),
@@ -145,6 +152,11 @@ RULES: list[tuple[Path, Any, str]] = [
     ((*VOLUMES, 0), {"name": "shm"}, EXACTLY_ONE_VOLUME),
     ((*VOLUMES, 0, "configMap"), {"name": "x"}, EXACTLY_ONE_VOLUME),
     ((*VOLUMES, 0, "csi"), {"driver": "x"}, EXACTLY_ONE_VOLUME),
+    (
+        (*VOLUMES, 4, "projected", "sources", 0),
+        {},
+        "exactly one of configMap, secret and serviceAccountToken",
+    ),
     (
         (*VOLUMES, 4, "projected", "sources", 0, "secret"),
         {"name": "x"},
@@ -176,12 +188,11 @@ RULES: list[tuple[Path, Any, str]] = [
             ),
         )
     ),
-    ((*MOUNT, "name"), "journal", "every name in volumeMounts must be one of volumes"),
-    (
-        (*INIT, "volumeMounts", 0, "name"),
-        "token",
-        "every name in volumeMounts of initContainers must be one of volumes",
-    ),
+    ((*MOUNT, "name"), "journal", MOUNTS),
+    ((*INIT, "volumeMounts", 0, "name"), "token", INIT_MOUNTS),
+    ((*INIT, "volumeMounts"), [KNOWN_MOUNT, {"name": "other", "mountPath": "/other"}], INIT_MOUNTS),
+    (POD, {"volumeMounts": [KNOWN_MOUNT]}, MOUNTS),
+    (POD, {"initContainers": [{"name": "warm", "image": "i:1", "volumeMounts": [KNOWN_MOUNT]}]}, INIT_MOUNTS),
     ((*INIT, "name"), "trainer", OWN_CONTAINER),
     ((*INIT, "name"), "everloop-fetch", OWN_CONTAINER),
 ]
@@ -193,6 +204,18 @@ def test_rules_between_fields(namespace: Api, path: Path, value: Any, message: s
     answer = namespace.request("POST", PATH, replaced(FULL, path, value))
     assert answer.status_code == 422, answer.text
     assert message in answer.json()["message"]
+
+
+@pytest.mark.parametrize("resources", [{"requests": {"cpu": 1}}, {"limits": {"cpu": 1}}, {}])
+def test_requests_and_limits_may_be_left_out(namespace: Api, resources: dict[str, Any]) -> None:
+    """What compares them has nothing to say then."""
+    namespace.create(PATH, replaced(FULL, RESOURCES, resources))
+
+
+def test_a_directory_on_disk_needs_no_limit(namespace: Api) -> None:
+    """One in memory does, as its size counts as the container's own."""
+    name = KNOWN_MOUNT["name"]
+    namespace.create(PATH, replaced(FULL, (*VOLUMES, 0), {"name": name, "emptyDir": {}}))
 
 
 def test_every_rule_is_tried() -> None:

@@ -52,8 +52,8 @@ def namespace(api: Api) -> Api:
     return api
 
 
-def env(**variable: Any) -> dict[str, Any]:
-    return {"runner": {"env": [variable]}}
+def env(*others: dict[str, Any], **variable: Any) -> dict[str, Any]:
+    return {"runner": {"env": [*others, variable]}}
 
 
 def pod(**additions: Any) -> dict[str, Any]:
@@ -81,6 +81,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (env(name="1A"), r"spec.runner.env\[0\].name"),
     (env(name="TINKER_API_KEY", value="x"), r"spec.runner: .*env: a variable of this name"),
     (env(name="TINKER_BASE_URL", value="x"), r"spec.runner: .*env: a variable of this name"),
+    (env({"name": "A"}, name="TINKER_API_KEY", value="x"), r"spec.runner: .*env: a variable of this name"),
     (env(name="EVERLOOP_STATE_DIR", value="/etc"), r"spec.runner.env\[0\].name"),
     (env(name="A", value="x", valueFrom={"secretKeyRef": {"name": "s", "key": "k"}}), r"spec.runner.env\[0\]"),
     (env(name="A", valueFrom={}), r"spec.runner.env\[0\].valueFrom"),
@@ -152,6 +153,17 @@ def test_immutable_fields(namespace: Api, request: pytest.FixtureRequest, change
     answer = namespace.request("PATCH", f"{PATH}/{name}", {"spec": change}, "application/merge-patch+json")
     assert answer.status_code == 422
     assert message in answer.json()["message"]
+
+
+def test_start_is_immutable(namespace: Api) -> None:
+    """Neither another one nor none; what has nothing to do with it may change."""
+    namespace.create(PATH, job_body("begun", start={"checkpoint": {"uri": "tinker://m/weights/x"}}))
+    for start in ({"checkpoint": {"uri": "tinker://m/weights/y"}}, None):
+        change = {"spec": {"start": start}}
+        answer = namespace.request("PATCH", f"{PATH}/begun", change, "application/merge-patch+json")
+        assert answer.status_code == 422
+        assert "spec.start is immutable" in answer.json()["message"]
+    namespace.merge(f"{PATH}/begun", {"spec": {"seed": 4}})
 
 
 def test_mutable_fields(namespace: Api) -> None:
