@@ -90,8 +90,10 @@ def test_silent_driver_is_replaced(observation: ObservedJob, lost: bool) -> None
     """Only time counts in which it ran, its session served and its reader answered."""
     result = decided(observation)
     assert (result.create_pod is not None) == lost
-    if lost:
-        status = status_of(result)
+    status = status_of(result)
+    if not lost:
+        assert status.loss is None
+    else:
         assert status.budgets is not None
         assert (status.recoveries[-1].reason, status.budgets.application.used) == ("NoProgress", 1)
         assert status.failure is not None
