@@ -30,7 +30,11 @@ from everloop_gateway.upstream import Answer, Progress
 from everloop_gateway.wire import PREFIX
 from everloop_operator.api import tokens
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_BODY_BYTES = 4 << 20
+"""Of a call that is read here: what is parsed may take thirty times the memory of its text."""
+MAX_SAMPLE_BYTES = 16 << 20
+MAX_PROTOBUF_BYTES = 64 << 20
+"""As the session pod has it; of these, two fields are read."""
 # Before the first lists are in nobody's key is known; refusing it then would end a client for good.
 SYNC_SECONDS = 30.0
 
@@ -82,6 +86,7 @@ class App:
     def routes(self) -> list[Route]:
         """All routes."""
         calls = self._calls
+        large = {"asample": MAX_SAMPLE_BYTES, "forward_backward": MAX_PROTOBUF_BYTES}
         held = {
             "create_model": (Kind.CREATE, calls.create_model, wire.JSON),
             "create_custom_loss": (Kind.QUERY, calls.create_custom_loss, wire.JSON),
@@ -125,7 +130,7 @@ class App:
             self._change("PUT", "/ttl"),
             self._change("POST", "/publish"),
             self._change("DELETE", "/publish"),
-            *(self._held(f"{PREFIX}/{name}", *how) for name, how in held.items()),
+            *(self._held(f"{PREFIX}/{name}", *how, large.get(name, MAX_BODY_BYTES)) for name, how in held.items()),
             Route(f"{PREFIX}/copy_weights", self.copy_weights, methods=["POST"]),
             Route(f"{PREFIX}/{{rest:path}}", self.not_served, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
@@ -329,13 +334,13 @@ class App:
 
         return Route(f"{PREFIX}/training_runs/{{run_id}}/checkpoints/{below}", endpoint)
 
-    def _held(self, path: str, kind: Kind, work: Work, content_type: str) -> Route:
+    def _held(self, path: str, kind: Kind, work: Work, content_type: str, limit: int) -> Route:
         async def endpoint(request: Request) -> HeldResponse:
             principal = await self._principal(request)
             incoming = Incoming(
                 principal=principal,
                 path=path,  # of the route: what a client wrote is never asked of a pod
-                body=await _read_body(request),
+                body=await _read_body(request, limit),
                 content_type=_content_type(request, content_type),
                 accept=wire.PROTOBUF if wire.PROTOBUF in request.headers.get("accept", "") else wire.JSON,
             )
@@ -395,11 +400,11 @@ def _content_type(request: Request, expected: str) -> str:
     return given
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise HTTPException(413, f"body: more than {MAX_BODY_BYTES} bytes")
+        if size > limit:
+            raise HTTPException(413, f"body: more than {limit} bytes")
         parts.append(part)
     return b"".join(parts)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -31,6 +32,8 @@ BASE_WEIGHTS = "base"
 STAND_INS_HEADER = "X-Everloop-Stand-Ins"
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,7 @@ class Calls:
         binding = await self._bind(incoming.principal, stream, base_model, None, progress)
         sent = incoming.body
         if base_model != binding.base_model:
-            # An alias of the catalogue, which the pod does not know.
-            sent = json.dumps({**body, "base_model": binding.base_model}).encode()
+            sent = _for_base_model(body, binding.base_model)
         return await self._deliver(replace(incoming, body=sent), binding, Kind.CREATE, progress)
 
     async def train(self, incoming: Incoming, progress: Progress) -> Answer:
@@ -88,10 +90,11 @@ class Calls:
         binding = await self._model(incoming.principal, _read(wire.text_field, body, "model_id"), progress)
         if body.get("sampling_session_seq_id") is not None:
             session_id = parse_stream(binding.id, "model_id").session_id
-            number = _read(wire.number_field, body, "sampling_session_seq_id")
+            number = _read(wire.number_of_session, body, "sampling_session_seq_id")
             sampler = Stream(session_id, "sample", number)
             await self._ensure(sampler, binding.derive(sampler.id, incoming.principal, None), progress)
-        request_id = f"{binding.id}:{_read(wire.number_field, body, 'seq_id')}"
+        # Whatever is kept is taken by its pod: nobody could be told any more that it is not.
+        request_id = f"{binding.id}:{_read(wire.seq_id, body)}"
         intent = Intent(request_id, binding.namespace, incoming.path, incoming.body)
         return await self._intents.answer(intent, self._deliver(incoming, binding, Kind.SAVE, progress), progress)
 
@@ -113,8 +116,7 @@ class Calls:
             binding = await self._ensure(stream, source.derive(stream.id, incoming.principal, None), progress)
         base_model = _read(wire.optional_text_field, body, "base_model")
         if base_model is not None and canonical_name(base_model, self._cluster.catalogue.entries) == binding.base_model:
-            # An alias of the catalogue, which the pod does not know.
-            incoming = replace(incoming, body=json.dumps({**body, "base_model": binding.base_model}).encode())
+            incoming = replace(incoming, body=_for_base_model(body, binding.base_model))
         return await self._deliver(incoming, binding, Kind.TRAIN, progress, headers)
 
     async def sample(self, incoming: Incoming, progress: Progress) -> Answer:
@@ -134,7 +136,7 @@ class Calls:
         body = _json(incoming.body)
         session_id = _read(wire.text_field, body, "session_id")
         self._check_owner(incoming.principal, session_id, "session_id")
-        _read(wire.number_field, body, "custom_loss_seq_id")
+        _read(wire.number_of_session, body, "custom_loss_seq_id")
         try:
             return json_answer({"request_id": loss_id(session_id, body)})
         except GraphError as error:
@@ -240,7 +242,7 @@ class Calls:
         call = Call(kind, incoming.path, incoming.body, incoming.content_type, incoming.accept, headers or {})
         answer = await self._upstream.deliver(binding, call, progress)
         if isinstance(answer, Stopped):
-            return stopped_answer(kind, binding.id, incoming.body, incoming.content_type, answer.detail)
+            return _read(stopped_answer, kind, binding.id, incoming.body, incoming.content_type, answer.detail)
         if isinstance(answer, Gone):
             return error_answer(GONE, answer.detail)
         if not kind.polls:
@@ -260,7 +262,7 @@ class Calls:
     def _new_stream(self, principal: Principal, body: dict[str, Any], kind: Any, number_field: str) -> Stream:
         session_id = _read(wire.text_field, body, "session_id")
         self._check_owner(principal, session_id, "session_id")
-        return Stream(session_id, kind, _read(wire.number_field, body, number_field))
+        return Stream(session_id, kind, _read(wire.number_of_session, body, number_field))
 
     def _check_owner(self, principal: Principal, session_id: str, field: str) -> None:
         if not self._cluster.owns(principal, session_id):
@@ -364,6 +366,14 @@ def _sampler(text: str) -> Stream:
         raise Refusal(404, str(error)) from None
 
 
+def _for_base_model(body: dict[str, Any], name: str) -> bytes:
+    """A body that names an alias of the catalogue, which the pod does not know, with the name that it knows."""
+    try:
+        return json.dumps({**body, "base_model": name}).encode()
+    except RecursionError:
+        raise Refusal(400, "body: nests too deeply") from None
+
+
 def _json(body: bytes) -> dict[str, Any]:
     try:
         return wire.json_object(body)
@@ -371,8 +381,8 @@ def _json(body: bytes) -> dict[str, Any]:
         raise Refusal(400, str(error)) from None
 
 
-def _read(reader: Any, body: dict[str, Any], name: str) -> Any:
+def _read(reader: Callable[..., T], *arguments: Any) -> T:
     try:
-        return reader(body, name)
+        return reader(*arguments)
     except wire.UndecodableBody as error:
         raise Refusal(400, str(error)) from None

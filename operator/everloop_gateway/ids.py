@@ -9,7 +9,7 @@ from typing import Literal
 
 StreamKind = Literal["train", "sample"]
 
-_STREAM = re.compile(r"(?P<session>s-[0-9a-f]{16}-[0-9a-f]{16}):(?P<kind>train|sample):(?P<number>0|[1-9][0-9]{0,18})")
+_STREAM = re.compile(r"(?P<session>s-[0-9a-f]{16}-[0-9a-f]{16}):(?P<kind>train|sample):(?P<number>0|[1-9][0-9]{0,17})")
 _REQUEST = re.compile(r"(?P<stream>[^/]+):(?P<seq>0|[1-9][0-9]{0,18})")
 # The name's alphabet is that of the session pod; it also makes every path fit for a header.
 _TINKER_PATH = re.compile(

@@ -11,6 +11,9 @@ from everloop_gateway.ids import shorten
 from everloop_gateway.routing import SessionView, Wait
 from everloop_operator.api import names
 
+LONGEST_NAME = 200
+"""Characters of an unknown name that are compared with known ones, and shown."""
+
 
 class Unplaceable(ValueError):
     """No TrainingSession of the namespace serves this base model, and none is made; the message says why."""
@@ -103,9 +106,9 @@ def _no_session(base_model: str, namespace: str, served: set[str], catalogue: Se
     known = served | {entry.name for entry in catalogue if entry.creatable_in(namespace)}
     aliases = {alias: entry.name for entry in catalogue for alias in entry.aliases if entry.name in known}
     near = {name.lower(): name for name in (*sorted(known), *aliases)}
-    close = difflib.get_close_matches(base_model.lower(), near, n=1)
+    close = difflib.get_close_matches(base_model[:LONGEST_NAME].lower(), near, n=1)
     hint = f" (did you mean {near[close[0]]!r}?)" if close else ""
     return (
-        f"base_model {base_model[:200]!r}: no TrainingSession in namespace {namespace!r} serves it; "
+        f"base_model {base_model[:LONGEST_NAME]!r}: no TrainingSession in namespace {namespace!r} serves it; "
         f"known: {', '.join(sorted(known)) or 'none'}{hint}"
     )

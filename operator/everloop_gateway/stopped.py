@@ -7,8 +7,6 @@ for each, and nothing hangs. None is kept anywhere, for none will ever run.
 
 from __future__ import annotations
 
-import json
-
 from everloop_gateway import wire
 from everloop_gateway.held import error_answer, json_answer
 from everloop_gateway.holding import Kind
@@ -18,7 +16,10 @@ GONE = 410
 
 
 def stopped_answer(kind: Kind, stream: str, body: bytes, content_type: str, detail: str) -> Answer:
-    """The answer to a call of this kind in a stream of such a session; `detail` says what was stopped."""
+    """The answer to a call of this kind in a stream of such a session; `detail` says what was stopped.
+
+    Raises UndecodableBody.
+    """
     if kind is Kind.POLL:
         return json_answer({"error": detail, "category": "user"})
     if kind in (Kind.CREATE, Kind.TRAIN, Kind.SAVE):
@@ -30,5 +31,5 @@ def _number(body: bytes, content_type: str) -> int:
     """The operation's number; an operation that makes its model has none, and is the first."""
     if content_type == wire.PROTOBUF:
         return wire.protobuf_seq_id(body)
-    value = json.loads(body)
-    return 0 if value.get("seq_id") is None else wire.number_field(value, "seq_id")
+    value = wire.json_object(body)
+    return 0 if value.get("seq_id") is None else wire.seq_id(value)

@@ -6,7 +6,7 @@ The gateway's image has no protobuf runtime: of a ``ForwardBackwardRequest`` it 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 PREFIX = "/api/v1"
@@ -17,6 +17,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_ID_FIELD, _SEQ_ID_FIELD = 1, 2
 _GREATEST_FIELD = 2**29 - 1
 _MAX_VARINT_BYTES = 10
+MOST_FIELDS = 2**14
+"""Of one message: sequences of a forward_backward, above all, of which the SDK is told to send 128."""
+MOST_OF_A_SESSION = 10**18
+"""Models of one session of a client, and sampling sessions: as many as their ids have room for."""
+MOST_VALUES = 2**18
+"""Brackets, braces and quotes in a JSON body: two bytes of them may become an object of sixty. Numbers take less."""
+_LARGEST_SEQ_ID = 2**63 - 1
+_LONGEST_NAME = 100
 
 
 class UndecodableBody(ValueError):
@@ -25,12 +33,26 @@ class UndecodableBody(ValueError):
 
 def json_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object. Raises UndecodableBody."""
+    if sum(map(body.count, (b"[", b"{", b'"'))) > MOST_VALUES:
+        raise UndecodableBody(f"body: more than {MOST_VALUES} brackets, braces and quotes")
     try:
-        value = json.loads(body)
+        value = json.loads(body, object_pairs_hook=_object)
+    except UndecodableBody:
+        raise
     except (ValueError, RecursionError) as error:
         raise UndecodableBody(f"body: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise UndecodableBody("body: not a JSON object")
+    return value
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers differ in which of two values they take: what is authorized here must be what the session pod reads."""
+    value: dict[str, Any] = {}
+    for name, content in pairs:
+        if name in value:
+            raise UndecodableBody(f"{name[:_LONGEST_NAME]!r}: given more than once")
+        value[name] = content
     return value
 
 
@@ -47,11 +69,20 @@ def optional_text_field(value: dict[str, Any], name: str) -> str | None:
     return None if value.get(name) is None else text_field(value, name)
 
 
-def number_field(value: dict[str, Any], name: str) -> int:
-    """A required integer >= 0. Raises UndecodableBody."""
+def number_of_session(value: dict[str, Any], name: str) -> int:
+    """Which of its session a model or sampling session is. Raises UndecodableBody."""
+    return _number(value, name, 0, MOST_OF_A_SESSION - 1)
+
+
+def seq_id(value: dict[str, Any]) -> int:
+    """The number of an operation of a model, as a session pod takes it. Raises UndecodableBody."""
+    return _number(value, "seq_id", 1, _LARGEST_SEQ_ID)
+
+
+def _number(value: dict[str, Any], name: str, least: int, most: int) -> int:
     found = value.get(name)
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 10**19:
-        raise UndecodableBody(f"{name}: an integer >= 0 is required")
+    if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
+        raise UndecodableBody(f"{name}: an integer from {least} to {most} is required")
     return found
 
 
@@ -74,15 +105,18 @@ def protobuf_model_id(body: bytes) -> str:
 
 
 def protobuf_seq_id(body: bytes) -> int:
-    """Field 2 (seq_id, int32) of the same message; 0 where it is absent. Raises UndecodableBody."""
+    """Field 2 (seq_id, int32) of the same message. Raises UndecodableBody."""
     numbers = [value for field, value in _fields(body) if field == _SEQ_ID_FIELD and isinstance(value, int)]
-    return numbers[-1] if numbers else 0
+    return seq_id({"seq_id": numbers[-1] if numbers else None})
 
 
 def _fields(body: bytes) -> Iterator[tuple[int, int | slice | None]]:
     """Each field of a message with its number, or where its bytes are; None for one of fixed length."""
-    position = 0
+    position = count = 0
     while position < len(body):
+        count += 1
+        if count > MOST_FIELDS:
+            raise UndecodableBody(f"data: more than {MOST_FIELDS} fields in one request; send it in several")
         tag, position = _varint(body, position)
         field, wire_type = tag >> 3, tag & 7
         value: int | slice | None = None

@@ -28,6 +28,8 @@ WITHOUT = (
     "tests/recipes",
     "tests/session/test_model.py",
     "tests/acceptance/test_downloads.py",
+    "tests/server/test_fuzz.py",
+    "tests/gateway/test_fuzz.py",
 )
 """Tests that run in full where EVERLOOP_TEST_WHOLE or EVERLOOP_MODEL_EXAMPLES is set."""
 MODEL_EXAMPLES = 5000

@@ -12,7 +12,7 @@ def alive(pid: int) -> bool:
     """Whether the process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes while it is read
         return False
 
 

@@ -301,6 +301,9 @@ def test_max_tokens_absent_fills_the_context(tiny_base: BaseModel) -> None:
         ({"top_k": 0}, r"^sampling_params\.top_k: must be -1 or at least 1"),
         ({"stop": ("",)}, r"^sampling_params\.stop: a stop string must not be empty"),
         ({"stop": ("a", 1)}, r"^sampling_params\.stop: must be a string"),
+        ({"stop": (319, 320)}, r"^sampling_params\.stop\[1\]: token id 320 is outside the vocabulary \(0 to 319\)"),
+        ({"stop": (-1,)}, r"^sampling_params\.stop\[0\]: token id -1 is outside"),
+        ({"stop": ("a",) * 257}, r"^sampling_params\.stop: at most 256 strings, got 257"),
         ({"topk_prompt_logprobs": 257}, "^topk_prompt_logprobs: must be 0 to 256, got 257"),
         ({"topk_sample_logprobs": -1}, "^topk_sample_logprobs: must be 0 to 256, got -1"),
         ({"prompt_logprobs_last_n": 2}, "^prompt_logprobs_last_n: needs prompt_logprobs"),
@@ -326,7 +329,7 @@ def test_refusals(tiny_base: BaseModel, changes: dict[str, object], message: str
 )
 def test_stop_rule(stop: str | Sequence[str] | Sequence[int] | None, expected: StopRule) -> None:
     """EOS counts unless token ids, or none at all, were asked for."""
-    assert stop_rule(stop, frozenset({2})) == expected
+    assert stop_rule(stop, frozenset({2}), 9) == expected
 
 
 def test_choices_follow_the_distribution() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from everloop_gateway.ids import Stream
-from tests.gateway.world import Cluster, GatewayProcess, Tenant
+from everloop_operator.api import names
+from tests.gateway.world import Cluster, GatewayProcess, Processes, Tenant
+
+JSON = {"content-type": "application/json"}
 
 
 def test_a_foreign_config_map_is_no_binding(cluster: Cluster, gateway: GatewayProcess, tenant: Tenant) -> None:
@@ -19,7 +24,37 @@ def test_a_foreign_config_map_is_no_binding(cluster: Cluster, gateway: GatewayPr
 def test_json_without_end_is_a_bad_request(cluster: Cluster, gateway: GatewayProcess, tenant: Tenant) -> None:
     """A body nested deeper than a parser goes is refused like any that is no JSON."""
     with gateway.session(cluster.key(tenant.namespace)) as (client, _):
-        headers = {"content-type": "application/json"}
-        answer = client.post("/optim_step", content=b'{"a":' * 100_000, headers=headers)
+        answer = client.post("/optim_step", content=b'{"a":' * 50_000, headers=JSON)
     assert answer.status_code == 400
     assert "not JSON" in answer.json()["detail"]
+
+
+def test_a_field_that_is_given_twice_is_refused(cluster: Cluster, gateway: GatewayProcess, tenant: Tenant) -> None:
+    """Wherever it stands: who reads the first value and who reads the last would mean different models."""
+    with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
+        for body in (
+            b'{"model_id": "%s:train:0", "model_id": "other"}' % session_id.encode(),
+            b'{"adam_params": {"eps": 1, "eps": 2}}',
+        ):
+            answer = client.post("/optim_step", content=body, headers=JSON)
+            assert (answer.status_code, "given more than once" in answer.json()["detail"]) == (400, True)
+
+
+def test_nothing_is_promised_that_no_pod_takes(
+    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Callable[[], str]
+) -> None:
+    """A save under a number that its pod would refuse is not kept for it while it is away, nor said to have ended."""
+    tenant.serve(tenant.start_pod(processes, address()))
+    with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
+        body = {"session_id": session_id, "model_seq_id": 0, "base_model": "org/small", "lora_config": {"rank": 8}}
+        client.post("/create_model", json=body)
+        save = {"model_id": f"{session_id}:train:0", "path": "a"}
+        tenant.recovering("its node is gone")
+        for number in (0, -1, 2**63, "1", None):
+            answer = client.post("/save_weights", json={**save, "seq_id": number})
+            assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (400, "seq_id")
+        rest = {"state": "Stopped", "since": "2030-01-01T00:00:00Z"}
+        tenant.without_pod(names.PHASE_STOPPED, names.REASON_STOPPED, "spec.stop is true", rest=rest)
+        for number in (-1, 2**63, "1"):
+            answer = client.post("/optim_step", json={**save, "seq_id": number})
+            assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (400, "seq_id")

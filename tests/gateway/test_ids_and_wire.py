@@ -78,7 +78,11 @@ def test_the_model_id_of_a_real_protobuf_body_is_found(model_id: str, seq_id: in
     for _ in range(datums):
         message.data.add().model_input.add().encoded_text.tokens = b"\1\0\0\0"
     body = message.SerializeToString()
-    assert wire.protobuf_seq_id(body) == seq_id
+    if seq_id:
+        assert wire.protobuf_seq_id(body) == seq_id
+    else:
+        with pytest.raises(wire.UndecodableBody, match="seq_id"):
+            wire.protobuf_seq_id(body)
     if model_id:
         assert wire.protobuf_model_id(body) == model_id
     else:
@@ -148,11 +152,19 @@ def test_a_broken_protobuf_body_is_undecodable(body: bytes) -> None:
         wire.protobuf_model_id(body)
 
 
-@pytest.mark.parametrize("value", [None, -1, 1.0, "1", True, 10**19])
+@pytest.mark.parametrize("value", [None, -1, 1.0, "1", True, 10**18])
 def test_a_number_is_an_integer(value: object) -> None:
     """JSON has looser ideas of numbers than streams have."""
-    with pytest.raises(wire.UndecodableBody, match="seq"):
-        wire.number_field({"seq": value}, "seq")
+    with pytest.raises(wire.UndecodableBody, match="model_seq_id"):
+        wire.number_of_session({"model_seq_id": value}, "model_seq_id")
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, 1.0, "1", True, 2**63])
+def test_an_operation_has_a_number_that_its_pod_takes(value: object) -> None:
+    """Those of a model count from 1 and fit 64 bits."""
+    with pytest.raises(wire.UndecodableBody, match="seq_id"):
+        wire.seq_id({"seq_id": value})
+    assert wire.seq_id({"seq_id": 2**63 - 1}) == 2**63 - 1
 
 
 def as_stored(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,10 +91,12 @@ class Processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
+        for process in self.started:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
+                    with suppress(BrokenPipeError):  # of what was said to it and it hasn't read
+                        stream.close()
 
 
 class Api:

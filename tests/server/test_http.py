@@ -20,6 +20,7 @@ from tests.server.pod import REPOSITORY, Pod, eventually
 from tests.server.wire import Wire, forward_backward_body, texts
 
 PROTOBUF = "application/x-protobuf"
+VALID = forward_backward_body("s-1:train:0", 1, [])
 
 
 @pytest.fixture
@@ -93,6 +94,10 @@ def test_status_says_what_the_operator_shows(pod: Pod) -> None:
         (b"{}", {"Content-Type": "application/json"}, 415, "Content-Type"),
         (b"", {"Content-Encoding": "gzip"}, 415, "Content-Encoding"),
         (b"no zstd", {"Content-Encoding": "zstd"}, 400, "zstd"),
+        (zstandard.compress(VALID)[:-1], {"Content-Encoding": "zstd"}, 400, "zstd"),
+        (zstandard.compress(VALID) + b"more", {"Content-Encoding": "zstd"}, 400, "zstd"),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(VALID), {"Content-Encoding": "zstd"}, 400, "zstd"),
+        (b"\x1a\x00" * (1 << 20), {}, 400, "fields"),
         (zstandard.compress(bytes(MAX_PROTOBUF_BYTES + 1)), {"Content-Encoding": "zstd"}, 413, "decompressed"),
     ],
 )
@@ -111,6 +116,9 @@ def test_undecodable_protobuf_is_refused(
         (b"{", 400, "JSON"),
         (b"[]", 400, "object"),
         (b'{"seq_id": 1}', 400, "model_id"),
+        (b'{"seq_id": 1, "a": {"b": 1, "b": 2}}', 400, "'b'"),
+        (b'{"seq_id": ' + b"1" * 5000 + b"}", 400, "JSON"),
+        (b"[" + b"[]," * (1 << 18) + b"[]]", 400, "brackets"),
         (b" " * (MAX_JSON_BYTES + 1), 413, "larger"),
     ],
 )
@@ -123,7 +131,7 @@ def test_undecodable_json_is_refused(wire: Wire, content: bytes, status: int, na
 
 def test_unknown_requests_are_gone(wire: Wire) -> None:
     """An id that was never accepted, or is none, is answered 410: the SDK takes any other 4xx for a lost promise."""
-    for request_id in (f"{wire.model}:7", "nonsense"):
+    for request_id in (f"{wire.model}:7", "nonsense", f"{wire.model}:{'9' * 5000}"):
         assert wire.retrieve(request_id).status_code == 410
 
 

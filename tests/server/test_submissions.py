@@ -98,12 +98,36 @@ def test_a_body_without_an_address_names_no_operation(body: dict[str, Any], fiel
         submissions.optim_step({"adam_params": {}} | body)
 
 
+def test_a_model_has_a_number_that_its_id_has_room_for() -> None:
+    """One more could be created and never be named again."""
+    assert submissions.create_model(CREATE | {"model_seq_id": 10**18 - 1}).stream.endswith(f":{10**18 - 1}")
+    for build in (submissions.create_model, lambda body: submissions.load_weights(body, None)):
+        with pytest.raises(submissions.Undecodable, match="model_seq_id"):
+            build(CREATE | {"model_seq_id": 10**18, "path": "p", "optimizer": True})
+
+
+def test_a_refusal_is_short() -> None:
+    """It repeats some of what a client wrote, and is kept in the journal."""
+    operation = submissions.optim_step({"model_id": MODEL, "seq_id": 1, "optimizer_params": {"type": "x" * 10**6}})
+    assert isinstance(operation.args, Refused)
+    assert len(operation.args.error) < 2100
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"lora_config": None}, "lora_config"),
         ({"lora_config": {"rank": "many"}}, "lora_config.rank"),
         ({"lora_config": {"rank": 1, "seed": 2**64}}, "lora_config.seed"),
+        ({"lora_config": {"rank": "8"}}, "lora_config.rank"),
+        ({"lora_config": {"rank": True}}, "lora_config.rank"),
+        ({"lora_config": {"rank": 8.0}}, "lora_config.rank"),
+        ({"lora_config": {"rank": 8, "train_mlp": "yes"}}, "lora_config.train_mlp"),
+        ({"base_model": "\ud800"}, "base_model"),
+        ({"base_model": "x" * 5000}, "base_model"),
+        ({"user_metadata": {"a": float("nan")}}, "user_metadata"),
+        ({"user_metadata": {"a": "\ud800"}}, "user_metadata"),
+        ({"user_metadata": json.loads('{"a":' * 300 + "1" + "}" * 300)}, "user_metadata"),
         ({"optimizer_config": {"type": "dimuon", "version": 1}}, "optimizer_config.type"),
     ],
 )
@@ -187,6 +211,14 @@ TENSOR = {"data": [1], "dtype": "int64", "shape": [1, 1]}
         ({"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "prompt.chunks[0]"),
         ({"prompt": {"chunks": [{"tokens": ["a"]}]}}, "prompt.chunks[0]"),
         ({"sampling_params": {"temperature": float("nan")}}, "sampling_params.temperature"),
+        ({"sampling_params": {"temperature": "1"}}, "sampling_params.temperature"),
+        ({"sampling_params": {"seed": 2**64}}, "sampling_params.seed"),
+        ({"sampling_params": {"seed": -(2**63) - 1}}, "sampling_params.seed"),
+        ({"sampling_params": {"max_tokens": True}}, "sampling_params.max_tokens"),
+        ({"sampling_params": {"stop": ["a", 1]}}, "sampling_params.stop[1]"),
+        ({"sampling_params": {"stop": [True]}}, "sampling_params.stop[0]"),
+        ({"sampling_params": {"stop": ["\ud800"]}}, "sampling_params.stop[0]"),
+        ({"prompt": {"chunks": [{"tokens": [1] * 2**20}, {"tokens": [1]}]}}, "prompt: 1048577 tokens"),
         ({"prompt_alt_tokens_k": "two"}, "prompt_alt_tokens_k"),
         ({"target_prompt_logprobs": TENSOR | {"dtype": "float32"}}, "target_prompt_logprobs.dtype"),
         ({"target_prompt_logprobs": TENSOR | {"shape": [1]}}, "target_prompt_logprobs.shape"),

@@ -11,6 +11,8 @@ from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.targets import PromptTargets
 
 MOST_LIKELIEST = 256
+MOST_STOP_TEXTS = 256
+"""Each is looked for after each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,8 @@ class StopRule:
     texts: tuple[str, ...]
 
 
-def stop_rule(stop: str | Sequence[str] | Sequence[int] | None, eos_ids: frozenset[int]) -> StopRule:
-    """Read the SDK's `stop`. Raises ContentError if it is neither None, text, texts nor token ids."""
+def stop_rule(stop: str | Sequence[str] | Sequence[int] | None, eos_ids: frozenset[int], vocab_size: int) -> StopRule:
+    """Read the SDK's `stop`. Raises ContentError if it is neither None, text, texts nor ids of the vocabulary."""
     if stop is None:
         return StopRule(eos_ids, ())
     values = [stop] if isinstance(stop, str) else list(stop)
@@ -122,7 +124,14 @@ def stop_rule(stop: str | Sequence[str] | Sequence[int] | None, eos_ids: frozens
     if len(texts) == len(values) and values:
         if not all(texts):
             raise ContentError("sampling_params.stop: a stop string must not be empty")
+        if len(texts) > MOST_STOP_TEXTS:
+            raise ContentError(f"sampling_params.stop: at most {MOST_STOP_TEXTS} strings, got {len(texts)}")
         return StopRule(eos_ids, texts)
     if texts or any(not isinstance(value, int) or isinstance(value, bool) for value in values):
         raise ContentError("sampling_params.stop: must be a string, a list of strings, or a list of token ids")
+    for index, token in enumerate(values):
+        if isinstance(token, int) and not 0 <= token < vocab_size:
+            raise ContentError(
+                f"sampling_params.stop[{index}]: token id {token} is outside the vocabulary (0 to {vocab_size - 1})"
+            )
     return StopRule(ids, ())

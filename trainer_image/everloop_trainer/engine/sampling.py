@@ -84,7 +84,7 @@ class Sampler:
     def add(self, key: int, request: SampleRequest, adapter: Adapter | None) -> None:
         """Take a request, whose answer will have this key. Raises ContentError for bad content."""
         limit = request.check(self._base)
-        rule = stop_rule(request.stop, self._base.eos_ids)
+        rule = stop_rule(request.stop, self._base.eos_ids, self._base.vocab_size)
         completions = [_Completion() for _ in range(request.num_samples)]
         self._waiting.append(_Job(key, request, adapter, rule, limit, completions))
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from everloop_trainer.adjusted import automatic
 from everloop_trainer.config import Settings
-from everloop_trainer.server import listings, schemas, submissions
+from everloop_trainer.server import fragments, listings, schemas, submissions
 from everloop_trainer.server.bodies import read_json_object, read_protobuf
 from everloop_trainer.server.checkpoints import CheckpointRoutes
 from everloop_trainer.server.files import FileRoutes
@@ -34,6 +34,7 @@ POLL_SECONDS = 30.0
 _Asked = TypeVar("_Asked", bound=BaseModel)
 
 WEIGHTS_HEADER = "x-everloop-weights"
+_FORWARD_BACKWARD = fragments.layout(tinker_public.ForwardBackwardRequest.DESCRIPTOR)
 STAND_INS_HEADER = "x-everloop-stand-ins"
 """`true`: the platform wants losses that are not published replaced by what stands in for them."""
 
@@ -114,6 +115,8 @@ class _Routes:
 
     async def forward_backward(self, request: Request) -> Response:
         body = await read_protobuf(request)
+        if fragments.is_fragmented(body, _FORWARD_BACKWARD):
+            raise HTTPException(400, f"body: more than {fragments.MOST_FIELDS} fields; send it in several requests")
         try:
             message = tinker_public.ForwardBackwardRequest.FromString(body)
         except DecodeError as error:
@@ -159,7 +162,7 @@ class _Routes:
                 pending = {"type": "try_again", "request_id": asked.request_id, "queue_state": state}
                 return JSONResponse(pending | {"queue_state_reason": reason}, 408)
             case Unknown():
-                raise HTTPException(410, f"request_id: {asked.request_id!r} was never accepted here")
+                raise _unknown(asked.request_id)
 
     async def retrieve_futures(self, request: Request) -> Response:
         # `retrieved_request_ids` says nothing new: a result counts as fetched since it was handed out.
@@ -181,7 +184,7 @@ class _Routes:
         if parts is not None and identifiers.is_model(parts[0]):
             raise HTTPException(400, "request_id: only samples can be cancelled, not an operation of a model")
         if not await self._gate.call(self._gate.service.cancel(asked.request_id)):
-            raise HTTPException(410, f"request_id: {asked.request_id!r} was never accepted here")
+            raise _unknown(asked.request_id)
         return JSONResponse({})
 
     async def training_runs(self, _request: Request) -> Response:
@@ -227,7 +230,8 @@ class _Routes:
         model = service.model(asked.model_id)
         await self._gate.call(service.still_ours())
         if model is None:
-            raise HTTPException(404, f"model_id: {asked.model_id!r} is no model of this session")
+            name = asked.model_id[: submissions.LONGEST_PATH]
+            raise HTTPException(404, f"model_id: {name!r} is no model of this session")
         return JSONResponse(
             {
                 "type": "get_info",
@@ -238,6 +242,10 @@ class _Routes:
                 "lora_rank": model.lora.rank,
             }
         )
+
+
+def _unknown(request_id: str) -> HTTPException:
+    return HTTPException(410, f"request_id: {request_id[: submissions.LONGEST_PATH]!r} was never accepted here")
 
 
 def _stand_ins(request: Request) -> bool:

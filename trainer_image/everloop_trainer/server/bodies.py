@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import zstandard
@@ -12,17 +13,27 @@ from starlette.requests import Request
 MAX_JSON_BYTES = 16 << 20
 MAX_PROTOBUF_BYTES = 64 << 20
 PROTOBUF = "application/x-protobuf"
+MOST_VALUES = 2**18
+"""Brackets, braces and quotes in a JSON body: two bytes of them may become an object of sixty. Numbers take less."""
+_LONGEST_NAME = 100
+"""Characters of a field's name that an error message repeats."""
 
 
 async def read_json_object(request: Request) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
-        HTTPException: 400 (not a JSON object), 413 (too large).
+        HTTPException: 400 (not a JSON object, or a field is given twice), 413 (too large).
     """
-    body = await _read_limited(request, MAX_JSON_BYTES)
+    return json_object(await _read_limited(request, MAX_JSON_BYTES))
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The same of bytes."""
+    if sum(map(body.count, (b"[", b"{", b'"'))) > MOST_VALUES:
+        raise HTTPException(400, f"body: more than {MOST_VALUES} brackets, braces and quotes")
     try:
-        value = json.loads(body)
+        value = json.loads(body, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"body: not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -48,15 +59,26 @@ async def read_protobuf(request: Request) -> bytes:
     return _decompress(body)
 
 
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers differ in which of two values they take: what was checked must be what is used."""
+    value: dict[str, Any] = {}
+    for name, content in pairs:
+        if name in value:
+            raise HTTPException(400, f"{name[:_LONGEST_NAME]!r}: given more than once")
+        value[name] = content
+    return value
+
+
 def _decompress(body: bytes) -> bytes:
-    reader = zstandard.ZstdDecompressor(max_window_size=MAX_PROTOBUF_BYTES).stream_reader(body)
+    """Only a whole frame, which says how long its content is: the start of one may be a message, too."""
     try:
-        content = reader.read(MAX_PROTOBUF_BYTES + 1)
+        length = zstandard.frame_content_size(body)
+        if length > MAX_PROTOBUF_BYTES:
+            raise HTTPException(413, f"body: larger than {MAX_PROTOBUF_BYTES} bytes once decompressed")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_PROTOBUF_BYTES)
+        return decompressor.decompress(body, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise HTTPException(400, f"body: not zstd: {error}") from None
-    if len(content) > MAX_PROTOBUF_BYTES:
-        raise HTTPException(413, f"body: larger than {MAX_PROTOBUF_BYTES} bytes once decompressed")
-    return content
 
 
 async def _read_limited(request: Request, limit: int) -> bytes:

@@ -1,25 +1,58 @@
 """Request bodies of the tinker SDK's JSON endpoints, as far as the session pod serves them.
 
 Field names and defaults equal those of the SDK's own types, which can't be imported here (`import tinker` tries torch);
-a test compares them. Unknown fields are tolerated: a newer SDK may send more. Sources: `tinker/types/*_request.py`.
+a test compares them. Unknown fields are tolerated: a newer SDK may send more. Values are not converted: a text that
+looks like a number is none, and neither is a truth value. Sources: `tinker/types/*_request.py`.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
+import pydantic_core
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
+from pydantic_core import PydanticCustomError
+
+MOST_OF_A_SESSION = 10**18
+"""Models of one session of a client, and sampling sessions: as many as their ids have room for."""
+
+
+def _storable(value: Any) -> Any:
+    """What can be read back from a record of the journal."""
+    try:
+        pydantic_core.from_json(json.dumps({"a": {"user_metadata": value}}, allow_nan=False))
+    except (ValueError, RecursionError):
+        raise PydanticCustomError(
+            "storable", "must hold Unicode text and finite numbers only, and must not nest deeply"
+        ) from None
+    return value
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("text", "must be Unicode text, without halves of surrogate pairs") from None
+    return value
+
+
+Text = Annotated[str, Field(max_length=4096), AfterValidator(_text)]
+Metadata = Annotated[dict[str, Any], AfterValidator(_storable)]
+TextMetadata = Annotated[dict[str, str], AfterValidator(_storable)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+OfSession = Annotated[int, Field(ge=0, lt=MOST_OF_A_SESSION)]
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), strict=True)
 
 
 class LoraConfig(_Request):
     """SDK `LoraConfig`."""
 
     rank: int
-    seed: int | None = None
+    seed: Seed | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -35,9 +68,9 @@ class CreateModelRequest(_Request):
     """SDK `CreateModelRequest`."""
 
     session_id: str
-    model_seq_id: int
-    base_model: str
-    user_metadata: dict[str, Any] | None = None
+    model_seq_id: OfSession
+    base_model: Text
+    user_metadata: Metadata | None = None
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
     type: Literal["create_model"] = "create_model"
@@ -73,8 +106,16 @@ class OtherOptimParams(_Request):
     type: str
 
 
-ADAM, OTHER = OPTIMIZER_FAMILIES = ("(adam)", "(other)")
-"""Tags that stand in the locations of errors, spelled as no field is."""
+ADAM, OTHER, TEXT_CHUNK, OTHER_CHUNK, STOP_TEXT, STOP_TEXTS, STOP_IDS = ALTERNATIVES = (
+    "(adam)",
+    "(other)",
+    "(text chunk)",
+    "(other chunk)",
+    "(stop text)",
+    "(stop texts)",
+    "(stop ids)",
+)
+"""Tags of what a field may be, which stand in the locations of errors: spelled as no field is."""
 
 
 def _optimizer_family(value: object) -> str:
@@ -102,10 +143,10 @@ class LoadWeightsRequest(_Request):
     model_id: str | None = None
     seq_id: int | None = None
     session_id: str | None = None
-    model_seq_id: int | None = None
-    base_model: str | None = None
-    user_metadata: dict[str, Any] | None = None
-    path: str
+    model_seq_id: OfSession | None = None
+    base_model: Text | None = None
+    user_metadata: Metadata | None = None
+    path: Text
     optimizer: bool
     optimizer_config: OptimizerConfig | None = None
     weights_access_token: str | None = None
@@ -116,11 +157,11 @@ class SaveWeightsRequest(_Request):
     """SDK `SaveWeightsRequest`."""
 
     model_id: str
-    path: str | None = None
+    path: Text | None = None
     seq_id: int | None = None
     ttl_seconds: int | None = None
     overwrite: bool = False
-    user_metadata: dict[str, str] | None = None
+    user_metadata: TextMetadata | None = None
     type: Literal["save_weights"] = "save_weights"
 
 
@@ -128,12 +169,12 @@ class SaveWeightsForSamplerRequest(_Request):
     """SDK `SaveWeightsForSamplerRequest`."""
 
     model_id: str
-    path: str | None = None
-    sampling_session_seq_id: int | None = None
+    path: Text | None = None
+    sampling_session_seq_id: OfSession | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     seq_id: int | None = None
     ttl_seconds: int | None = None
-    user_metadata: dict[str, str] | None = None
+    user_metadata: TextMetadata | None = None
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
@@ -141,7 +182,7 @@ class SaveWeightsExternalRequest(_Request):
     """SDK `SaveWeightsExternalRequest`."""
 
     model_id: str
-    path: str
+    path: Text
     seq_id: int | None = None
     ttl_seconds: int | None = None
     age_encryption_recipients: list[str] | None = None
@@ -163,11 +204,11 @@ class OtherChunk(_Request):
 
 def _chunk_type(value: object) -> str:
     kind = value.get("type", "encoded_text") if isinstance(value, dict) else getattr(value, "type", "")
-    return "encoded_text" if kind == "encoded_text" else "other"
+    return TEXT_CHUNK if kind == "encoded_text" else OTHER_CHUNK
 
 
 Chunk = Annotated[
-    Annotated[EncodedTextChunk, Tag("encoded_text")] | Annotated[OtherChunk, Tag("other")], Discriminator(_chunk_type)
+    Annotated[EncodedTextChunk, Tag(TEXT_CHUNK)] | Annotated[OtherChunk, Tag(OTHER_CHUNK)], Discriminator(_chunk_type)
 ]
 
 
@@ -177,12 +218,24 @@ class ModelInput(_Request):
     chunks: list[Chunk]
 
 
+def _stop_type(value: object) -> str:
+    if isinstance(value, str):
+        return STOP_TEXT
+    return STOP_TEXTS if isinstance(value, list) and value and isinstance(value[0], str) else STOP_IDS
+
+
+Stop = Annotated[
+    Annotated[Text, Tag(STOP_TEXT)] | Annotated[list[Text], Tag(STOP_TEXTS)] | Annotated[list[int], Tag(STOP_IDS)],
+    Discriminator(_stop_type),
+]
+
+
 class SamplingParams(_Request):
     """SDK `SamplingParams`."""
 
     max_tokens: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
     temperature: FiniteFloat = 1
     top_k: int = -1
     top_p: FiniteFloat = 1
@@ -207,7 +260,7 @@ class SampleRequest(_Request):
     num_samples: int = 1
     prompt: ModelInput
     sampling_params: SamplingParams
-    base_model: str | None = None
+    base_model: Text | None = None
     model_path: str | None = None
     sampling_session_id: str | None = None
     seq_id: int | None = None

@@ -42,8 +42,14 @@ STAND_INS: Mapping[str, str] = MappingProxyType({"stable_reinforce": "stable_rei
 MAX_LEARNING_RATE = 100.0
 """A step of Adam moves each weight by about as much, whatever the gradient is; weights begin below 1."""
 
+MOST_PROMPT_TOKENS = 2**20
+"""Tokens of a prompt that are looked at: more than any context window has."""
+
 LONGEST_PATH = 400
 """Characters of a path that an error message repeats."""
+
+LONGEST_ERROR = 2000
+"""Characters of an error message, which may repeat what a client wrote."""
 
 _SESSION = re.compile(r"[a-z0-9-]{1,63}")
 _MODEL = re.compile(rf"[a-z0-9-]{{1,63}}{identifiers.TRAINING}[0-9]{{1,18}}")
@@ -64,8 +70,7 @@ class _ContentError(Exception):
 
 def create_model(body: Body) -> Operation:
     """SDK CreateModelRequest."""
-    session, number = _text(body, "session_id", _SESSION), _number(body, "model_seq_id", 0)
-    stream = identifiers.model_id(session, number)
+    stream = _new_model(body)
     return Operation(stream, identifiers.CREATION, _content(CreateModel.KIND, lambda: _create_model(body)))
 
 
@@ -91,8 +96,7 @@ def load_weights(body: Body, allowed: str | None) -> Operation:
     if body.get("model_id") is not None:
         stream, seq = _address(body)
     else:
-        session, number = _text(body, "session_id", _SESSION), _number(body, "model_seq_id", 0)
-        stream, seq = identifiers.model_id(session, number), identifiers.CREATION
+        stream, seq = _new_model(body), identifiers.CREATION
     return Operation(stream, seq, _content(LoadWeights.KIND, lambda: _load_weights(body, allowed)))
 
 
@@ -130,7 +134,7 @@ def _content(kind: str, build: Callable[[], Arguments]) -> Arguments:
     try:
         return build()
     except _ContentError as error:
-        return Refused(kind, str(error))
+        return Refused(kind, _shortened(str(error)))
 
 
 def _create_model(body: Body) -> Arguments:
@@ -251,6 +255,8 @@ def _sample(body: Body, weights: str | None, stand_ins: bool) -> Arguments:
                 f"prompt.chunks[{index}]: chunks of type {chunk.type!r} are not served, only encoded_text"
             )
         prompt += chunk.tokens
+    if len(prompt) > MOST_PROMPT_TOKENS:
+        raise _ContentError(f"prompt: {len(prompt)} tokens, more than the {MOST_PROMPT_TOKENS} of any context window")
     stop = tuple(params.stop) if isinstance(params.stop, list) else params.stop
     return Sample(
         prompt=tuple(prompt),
@@ -308,17 +314,26 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     # What is not finite is null in the SDK's JSON.
     no_number = first["type"] == "float_type" and first["input"] is None
-    return f"{_location(first['loc'])}: {'must be a finite number' if no_number else first['msg']}"
+    return _shortened(f"{_location(first['loc'])}: {'must be a finite number' if no_number else first['msg']}")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
 
 
 def _location(parts: tuple[int | str, ...]) -> str:
-    """`("prompt", "chunks", 1)` as `prompt.chunks[1]`, without the names of optimizer families, which no body has."""
+    """`("prompt", "chunks", 1)` as `prompt.chunks[1]`, without the names of alternatives, which no body has."""
     text = ""
     for part in parts:
-        if part in schemas.OPTIMIZER_FAMILIES:
+        if part in schemas.ALTERNATIVES:
             continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text or "body"
+
+
+def _new_model(body: Body) -> str:
+    number = _number(body, "model_seq_id", 0, schemas.MOST_OF_A_SESSION - 1)
+    return identifiers.model_id(_text(body, "session_id", _SESSION), number)
 
 
 def _address(body: Body) -> tuple[str, int]:
@@ -332,8 +347,8 @@ def _text(body: Body, field: str, pattern: re.Pattern[str]) -> str:
     return value
 
 
-def _number(body: Body, field: str, least: int) -> int:
+def _number(body: Body, field: str, least: int, most: int = _LARGEST) -> int:
     value = body.get(field)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
-        raise Undecodable(f"{field}: required, must be an integer of at least {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise Undecodable(f"{field}: required, must be an integer from {least} to {most}")
     return value

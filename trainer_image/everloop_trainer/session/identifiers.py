@@ -6,6 +6,7 @@ import hashlib
 
 TRAINING = ":train:"
 SAMPLING = ":sample:"
+_LONGEST_NUMBER = 19  # digits of 2^63 - 1
 CREATION = 0
 """Number of a model's creation in its own stream; the client's `seq_id` counts from 1."""
 
@@ -28,7 +29,9 @@ def request_id(stream: str, seq: int) -> str:
 def split_request_id(request: str) -> tuple[str, int] | None:
     """Stream and number of a request id, or None if it is none."""
     stream, _, seq = request.rpartition(":")
-    if not (is_model(stream) or is_sampler(stream)) or not seq.isascii() or not seq.isdecimal():
+    if not (is_model(stream) or is_sampler(stream)):
+        return None
+    if not (seq.isascii() and seq.isdecimal() and len(seq) <= _LONGEST_NUMBER):
         return None
     return stream, int(seq)
 
