@@ -119,6 +119,23 @@ ROWS = (
                 (Query("sum by (namespace) (everloop_waiting_operations)", "{{namespace}}"),),
             ),
             Panel(
+                "Where the time of steps goes",
+                "Share of the time in which operations of models waited for the engine though it was their turn, and "
+                "were in each part of it.",
+                (Query(f"sum by (part) (rate(everloop_step_seconds_total[{INTERVAL}]))", "{{part}}"),),
+                "percentunit",
+            ),
+            Panel(
+                "Tokens",
+                "In a second, by kind: of forward_backward, of forward alone, of the prompts of samples, and sampled.",
+                (Query(f"sum by (kind) (rate(everloop_tokens_total[{INTERVAL}]))", "{{kind}}"),),
+            ),
+            Panel(
+                "Tokens by key",
+                "In a second, of all kinds and models. A key is shown by its id, the first part of its text.",
+                (Query(f"sum by (namespace, key) (rate(everloop_tokens_total[{INTERVAL}]))", "{{namespace}} {{key}}"),),
+            ),
+            Panel(
                 "Replay",
                 "Share of the time in which models were brought back into an engine.",
                 (Query(f"sum by (namespace) (rate(everloop_replay_seconds_total[{INTERVAL}]))", "{{namespace}}"),),

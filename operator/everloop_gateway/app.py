@@ -47,6 +47,8 @@ CLIENT_CONFIG = {
     "fwdbwd_max_chunk_len": 128,
     "fwdbwd_max_chunk_bytes_count": 5_000_000,
     "billing_exception_max_pause_duration_sec": MAX_PAUSE_SECONDS,
+    # Of one sampling client; each holds a poll as long as it is under way.
+    "sample_max_concurrent_requests": 8192,
     "sample_no_retries": False,
     # An outage may last longer than the two hours after which the client would call a sample stuck.
     "sample_enable_stuck_detection": False,

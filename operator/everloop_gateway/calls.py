@@ -30,6 +30,8 @@ from everloop_losses.identity import MAX_JSON_BYTES, loss_id, session_of, unpack
 WEIGHTS_HEADER = "X-Everloop-Weights"
 BASE_WEIGHTS = "base"
 STAND_INS_HEADER = "X-Everloop-Stand-Ins"
+# The id of the caller's key: in a session pod keys take turns, and what is computed is counted by them.
+KEY_HEADER = "X-Everloop-Key"
 
 log = structlog.get_logger(__name__)
 
@@ -239,7 +241,8 @@ class Calls:
         progress: Progress,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        call = Call(kind, incoming.path, incoming.body, incoming.content_type, incoming.accept, headers or {})
+        headers = {KEY_HEADER: incoming.principal.key_id, **(headers or {})}
+        call = Call(kind, incoming.path, incoming.body, incoming.content_type, incoming.accept, headers)
         answer = await self._upstream.deliver(binding, call, progress)
         if isinstance(answer, Stopped):
             return _read(stopped_answer, kind, binding.id, incoming.body, incoming.content_type, answer.detail)

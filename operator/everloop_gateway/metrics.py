@@ -48,18 +48,17 @@ class CallsUnderWay(Collector):
     """Calls under way."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Kind, Waiting]] = []
+        self._calls: dict[object, tuple[Kind, Waiting]] = {}
 
     @contextmanager
     def under_way(self, kind: Kind, progress: Waiting) -> Iterator[None]:
         """A call is one of them for as long as the block lasts."""
-        call = (kind, progress)
-        self._calls.append(call)
+        call = object()
+        self._calls[call] = kind, progress
         try:
             yield
         finally:
-            # By identity: two calls may be equal.
-            self._calls[:] = [other for other in self._calls if other is not call]
+            del self._calls[call]
 
     def collect(self) -> Iterator[Metric]:
         """Their number, and how many of them wait for a session or the Kubernetes API to be back."""
@@ -69,7 +68,7 @@ class CallsUnderWay(Collector):
         ):
             family = GaugeMetricFamily(name, text, labels=["kind"])
             for kind in Kind:
-                number = sum(1 for of, call in self._calls if of is kind and (call.reason or not held_only))
+                number = sum(1 for of, call in self._calls.values() if of is kind and (call.reason or not held_only))
                 family.add_metric([kind.value], number)
             yield family
 

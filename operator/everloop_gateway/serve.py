@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import FrameType
@@ -33,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 async def serve(settings: Settings) -> None:
     """Serve until a signal says otherwise."""
+    _allow_all_connections()
     draining = asyncio.Event()
     api = await kube.connect()
     http = upstream.http_client()
@@ -57,6 +59,12 @@ async def serve(settings: Settings) -> None:
     finally:
         await http.close()
         await api.close()
+
+
+def _allow_all_connections() -> None:
+    """A held call takes two file descriptors; what a process begins with may be as few as 1,024 (the soft limit)."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ ON_CLUSTERS = (
     "tests/acceptance/test_release.py",
 )
 WITHOUT = (
+    "tests/gateway/test_real_pod.py",
     "tests/operator/faults",
     "tests/recipes",
     "tests/session/test_model.py",

@@ -33,6 +33,7 @@ SAMPLE: dict[str, Any] = {
     "seed": 3,
     "stop": None,
     "weights": None,
+    "key": "key",
     "prompt_logprobs": False,
     "prompt_logprobs_last_n": None,
     "topk_prompt_logprobs": 0,

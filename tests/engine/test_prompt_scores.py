@@ -16,7 +16,7 @@ from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.choosing import draw, uniform, uniforms
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.requests import SampleRequest
-from everloop_trainer.engine.sampling import Sampler
+from everloop_trainer.engine.sampling import Sampled, Sampler
 from everloop_trainer.engine.targets import PromptTargets
 from everloop_trainer.tinker_proto import tinker_public
 from tests.engine.reference import plain_model
@@ -28,12 +28,14 @@ VOCABULARY = 320
 def _response(base: BaseModel, *requests: SampleRequest) -> Any:
     """The SampleResponse to the first of the requests, which are under way together."""
     sampler = Sampler(base)
-    answers: dict[int, bytes | ContentError] = {}
+    answers: dict[int, Sampled | ContentError] = {}
     for key, request in enumerate(requests):
         sampler.add(key, request, None)
     while sampler.busy:
         answers.update(sampler.step())
-    return tinker_public.SampleResponse.FromString(answers[0])
+    answer = answers[0]
+    assert isinstance(answer, Sampled), answer
+    return tinker_public.SampleResponse.FromString(answer.body)
 
 
 def _long(length: int) -> list[int]:

@@ -16,7 +16,7 @@ from everloop_trainer.engine.choosing import choose, uniform
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.lora import Adapter, LoraSpec
 from everloop_trainer.engine.requests import SampleRequest, StopRule, stop_rule
-from everloop_trainer.engine.sampling import Sampler
+from everloop_trainer.engine.sampling import MOST_ROWS, Sampled, Sampler
 from everloop_trainer.tinker_proto import tinker_public
 from tests.engine.models import EOS
 from tests.engine.reference import merged_logits, plain_model, randomise
@@ -38,13 +38,13 @@ def _finish(sampler: Sampler) -> dict[int, Sequences]:
     found = {}
     while sampler.busy:
         for key, answer in sampler.step():
-            assert isinstance(answer, bytes), answer
+            assert isinstance(answer, Sampled), answer
             found[key] = _read(answer)
     return found
 
 
-def _read(answer: bytes) -> Sequences:
-    response = tinker_public.SampleResponse.FromString(answer)
+def _read(answer: Sampled) -> Sequences:
+    response = tinker_public.SampleResponse.FromString(answer.body)
     return [
         (
             np.frombuffer(sequence.tokens, np.int32).tolist(),
@@ -142,7 +142,7 @@ def test_requests_for_different_adapters_are_as_if_alone(tiny_base: BaseModel) -
     while late or sampler.busy:
         for key, (request, adapter) in [late.pop(0) for _ in range(min(len(late), int(generator.integers(0, 3))))]:
             sampler.add(key, request, adapter)
-        found |= {key: _read(answer) for key, answer in sampler.step() if isinstance(answer, bytes)}
+        found |= {key: _read(answer) for key, answer in sampler.step() if isinstance(answer, Sampled)}
     assert found == alone
 
 
@@ -192,8 +192,8 @@ def test_scores_are_those_of_a_plain_forward_pass(tiny_base: BaseModel, tiny_mod
     answer = b""
     while sampler.busy:
         for _, ended in sampler.step():
-            assert isinstance(ended, bytes)
-            answer = ended
+            assert isinstance(ended, Sampled)
+            answer = ended.body
     response = tinker_public.SampleResponse.FromString(answer)
     (sequence,) = response.sequences
     tokens = np.frombuffer(sequence.tokens, np.int32).tolist()
@@ -241,6 +241,40 @@ def test_a_cancelled_request_leaves_the_others_as_they_are(tiny_base: BaseModel)
         sampler.cancel(cancelled)
         sampler.cancel(99)
         assert _finish(sampler) == {key: expected for key in range(4) if key != cancelled}
+
+
+def test_shares_take_turns_at_places_that_become_free(tiny_base: BaseModel) -> None:
+    """One that has asked for thousands of samples keeps no other waiting for longer than one of them takes."""
+    sampler, greedy = Sampler(tiny_base), replace(REQUEST, num_samples=3 * MOST_ROWS)
+    for key in range(2):
+        sampler.add(key, greedy, None, "greedy")
+    sampler.step()
+    for key, share in ((2, "modest"), (3, "modest"), (4, "other")):
+        sampler.add(key, replace(REQUEST, seed=key), None, share)
+    ended = [key for _ in range(2 * 12) for key, _ in sampler.step()]
+    assert ended == [2, 4, 3], "those come at the first places, in the order of turns"
+    assert _finish(sampler) == {key: _sample(tiny_base, greedy) for key in range(2)}
+
+
+def test_prompts_give_way_to_whoever_needs_the_engine(tiny_base: BaseModel) -> None:
+    """Between two of them, however many there are; what is sampled is the same."""
+    sampler = Sampler(tiny_base)
+    for key in range(4):
+        sampler.add(key, replace(REQUEST, seed=key), None)
+    for begun in range(1, 4):
+        assert sampler.step(lambda: True) == []
+        assert len(sampler._places) == begun
+        assert {len(place.job.completions[0].tokens) for place in sampler._places} == {1}
+    assert _finish(sampler) == {key: _sample(tiny_base, replace(REQUEST, seed=key)) for key in range(4)}
+
+
+def test_tokens_are_counted(tiny_base: BaseModel) -> None:
+    """A prompt once, however many samples it has; of each sample what was drawn."""
+    sampler = Sampler(tiny_base)
+    sampler.add(0, replace(REQUEST, num_samples=3), None)
+    (ended,) = [answer for _ in range(12) for _, answer in sampler.step()]
+    assert isinstance(ended, Sampled)
+    assert ended.usage == {"prompt": 4, "sampled": 3 * 12}
 
 
 def test_end_of_text(tiny_base: BaseModel) -> None:

@@ -106,7 +106,8 @@ class Pod:
         body = await request.body()
         stand_ins = request.headers.get("x-everloop-stand-ins")
         weights = request.headers.get("x-everloop-weights")
-        self.ledger.write(call=method, pod=self.uid, weights=weights, stand_ins=stand_ins)
+        key = request.headers.get("x-everloop-key")
+        self.ledger.write(call=method, pod=self.uid, weights=weights, stand_ins=stand_ins, key=key)
         if request.headers.get("authorization") != f"Bearer {self.token}":
             return JSONResponse({"detail": "token"}, 401)
         if request.headers.get("x-everloop-pod-uid") != self.uid or self.mode == "fenced":

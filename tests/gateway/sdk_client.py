@@ -85,6 +85,26 @@ def sample(base_model: str) -> None:
         say("sampled", client=name, tokens=list(tokens), base_model=client.get_base_model())
 
 
+def many(base_model: str) -> None:
+    """For each line of input as many samples as it says, of eight sampling clients; all are asked for at once."""
+    service = tinker.ServiceClient()
+    clients = [service.create_sampling_client(base_model=base_model).result() for _ in range(8)]
+    say("ready", session_id=clients[0].holder.get_session_id())
+    for line in sys.stdin:
+        if line.strip() == "end":
+            break
+        futures = [
+            clients[number % 8].sample(
+                types.ModelInput.from_ints([3 + number % 200, 5, 7]),
+                num_samples=4,
+                sampling_params=types.SamplingParams(max_tokens=2, seed=number),
+            )
+            for number in range(int(line))
+        ]
+        say("asked")
+        say("sampled", tokens=[[list(each.tokens) for each in future.result().sequences] for future in futures])
+
+
 def resume(path: str) -> None:
     """Goes on from a checkpoint that another process saved: a new model, and a model that exists already."""
     service = tinker.ServiceClient()
@@ -152,7 +172,14 @@ def models(base_model: str) -> None:
 
 if __name__ == "__main__":
     try:
-        scenarios = {"train": train, "sample": sample, "models": models, "resume": resume, "listing": listing}
+        scenarios = {
+            "train": train,
+            "sample": sample,
+            "models": models,
+            "resume": resume,
+            "listing": listing,
+            "many": many,
+        }
         {**scenarios, "outcomes": outcomes, "housekeeping": housekeeping}[sys.argv[1]](sys.argv[2])
     except Exception as error:
         say("error", type=type(error).__name__, message=str(error))

@@ -22,8 +22,9 @@ def serving(tenant: Tenant, processes: Processes, address: Address) -> Tenant:
 
 
 def test_training_through_an_alias(cluster: Cluster, gateway: GatewayProcess, serving: Tenant, sdk: Start) -> None:
-    """Protobuf and JSON calls arrive once and in order; the pod sees the real name, the user the tokenizer."""
-    program = sdk(gateway.url, cluster.key(serving.namespace), "train", "small")
+    """Protobuf and JSON calls arrive once and in order; the pod sees the real name and the key's id, not the key."""
+    key = cluster.key(serving.namespace)
+    program = sdk(gateway.url, key, "train", "small")
     created = program.wait("created")
     model = created["model_id"]
     assert (created["name"], created["tokenizer"]) == ("org/small", "org/small-tokenizer")
@@ -33,6 +34,8 @@ def test_training_through_an_alias(cluster: Cluster, gateway: GatewayProcess, se
     program.finish()
     assert serving.accepted() == [f"{model}:{n}" for n in range(6)]
     assert program.named("saved")[0]["path"] == f"tinker://{model}/weights/saved"
+    calls = [record for record in serving.ledger() if record.get("call") in ("forward_backward", "retrieve_future")]
+    assert {record["key"] for record in calls} == {key.split("-")[1]}
 
 
 def test_the_binding_is_an_immutable_config_map_of_the_storage(

@@ -20,6 +20,7 @@ from everloop_operator.api import names, tokens
 from everloop_operator.core.gpus import held
 from everloop_operator.core.interruptions import Interruption, Interruptions, between
 from everloop_operator.core.node_rules import Severity, Signal
+from everloop_operator.core.report import MOST_TOKEN_COUNTS
 from everloop_operator.loop import metrics
 from everloop_operator.loop.kept import summary_of
 from everloop_operator.loop.ports import Key, job_key
@@ -105,6 +106,8 @@ WORK = {
     "operations": [{"kind": "optim_step", "outcome": "succeeded", "count": 3}],
     "usefulSeconds": "12.5",
     "replaySeconds": "0.25",
+    "stepSeconds": {"wait": "1.5", "forward": "2", "backward": "4", "optimizer": "0.5", "journal": "0.25"},
+    "tokens": [{"model": "m-0123456789ab", "key": "0123456789ab", "kind": "trained", "count": 70}],
 }
 
 
@@ -173,6 +176,12 @@ def test_trainers_are_told_by_pod() -> None:
         ("everloop_operations_total", *of, "optim_step", "succeeded"): 3,
         ("everloop_gpu_useful_seconds_total", *of): 25,
         ("everloop_replay_seconds_total", *of): 0.25,
+        ("everloop_step_seconds_total", *of, "wait"): 1.5,
+        ("everloop_step_seconds_total", *of, "forward"): 2,
+        ("everloop_step_seconds_total", *of, "backward"): 4,
+        ("everloop_step_seconds_total", *of, "optimizer"): 0.5,
+        ("everloop_step_seconds_total", *of, "journal"): 0.25,
+        ("everloop_tokens_total", *of, "m-0123456789ab", "0123456789ab", "trained"): 70,
     }
 
 
@@ -185,6 +194,16 @@ def test_no_report_breaks_a_scrape() -> None:
         report(waitingOperations=10**400)
     with pytest.raises(ValueError, match="count"):
         report(work={"operations": [{"kind": "sample", "outcome": "failed", "count": 10**400}]})
+    counted = {"model": "base", "key": "other", "kind": "sampled", "count": 1}
+    assert len(report(work={"tokens": [counted] * MOST_TOKEN_COUNTS}).work.tokens) == MOST_TOKEN_COUNTS
+    for counts, field in (
+        ([counted] * (MOST_TOKEN_COUNTS + 1), "tokens"),
+        ([{**counted, "model": "m-of-my-own"}], "model"),
+        ([{**counted, "key": "whose"}], "key"),
+        ([{**counted, "kind": "dreamt"}], "kind"),
+    ):
+        with pytest.raises(ValueError, match=field):
+            report(work={"tokens": counts})
 
 
 def test_calls_are_held_while_they_wait_for_something() -> None:

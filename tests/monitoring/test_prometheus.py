@@ -25,6 +25,9 @@ MOVED: tuple[tuple[str, int, dict[str, str]], ...] = (
     ("Goodput", 0, {}),
     ("Operations", 0, {"kind": "optim_step"}),
     ("Waiting operations", 0, {}),
+    ("Where the time of steps goes", 0, {"part": "backward"}),
+    ("Tokens", 0, {"kind": "sampled"}),
+    ("Tokens by key", 0, {"key": "0123456789ab"}),
     ("Replay", 0, {}),
     ("Interruptions", 0, {"reason": "NodeHealth"}),
     ("Length of recoveries", 0, {}),
@@ -49,7 +52,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def work(count: int, useful: str, replay: str) -> dict[str, object]:
     """What a trainer says of its work."""
     operations = [{"kind": "optim_step", "outcome": "succeeded", "count": count}]
-    return {"operations": operations, "usefulSeconds": useful, "replaySeconds": replay}
+    seconds = dict.fromkeys(("wait", "forward", "backward", "optimizer", "journal"), useful)
+    tokens = [{"model": "base", "key": "0123456789ab", "kind": "sampled", "count": count}]
+    figures = {"usefulSeconds": useful, "replaySeconds": replay, "stepSeconds": seconds, "tokens": tokens}
+    return {"operations": operations, **figures}
 
 
 def expression(query: Query) -> str:

@@ -45,15 +45,21 @@ async def test_a_written_state_comes_back(engine: EngineClient, spare: SpareSock
     """Train, snapshot, write; a second engine restores the state and computes the same bits."""
     body = forward_backward_body("m", 1, texts(1, 2, 8))
     await engine.init("m", LORA)
-    await engine.forward_backward("m", 1, False, body)
-    assert "skipped_no_gradients" not in await engine.optim_step("m", 2, STEP)
+    used = (await engine.forward_backward("m", 1, False, body)).usage
+    assert (used.trained, used.scored) == (2 * 8, 0)
+    assert used.forward > 0
+    assert used.backward > 0
+    stepped = await engine.optim_step("m", 2, STEP)
+    assert "skipped_no_gradients" not in stepped.metrics
+    assert stepped.usage.optimizer > 0
     snapshot = await engine.snapshot("m", 2, str(tmp_path / "snapshot"))
     written = await engine.write("m", 2, str(tmp_path / "written"), "all")
     assert (await snapshot).size == written.size == (tmp_path / "snapshot").stat().st_size
     loss = await engine.forward_backward("m", 3, True, body)
+    assert (loss.usage.trained, loss.usage.scored, loss.usage.backward) == (0, 2 * 8, 0)
     other = await spare.connect()
     await other.restore("m", str(tmp_path / "written"), LORA, written.sha256, "all")
-    assert await other.forward_backward("m", 3, True, body) == loss
+    assert (await other.forward_backward("m", 3, True, body)).body == loss.body
     await other.drop_gradients("m", 4)
     await other.drop("m")
     with pytest.raises(EngineRefused, match="not loaded"):
@@ -69,10 +75,11 @@ async def test_samples_from_stored_weights_and_from_the_base(engine: EngineClien
     sample = Sample((5, 6), 2, 3, 1.0, 1.0, -1, (), 7, None)
     frozen = FrozenWeights(str(tmp_path / "w"), written.sha256, LORA)
     for weights in (None, frozen):
-        response = tinker_public.SampleResponse.FromString(await engine.sample(weights, sample))
-        assert len(response.sequences) == 2
+        sampled = await engine.sample(weights, sample, "key")
+        assert len(tinker_public.SampleResponse.FromString(sampled.body).sequences) == 2
+        assert (sampled.usage.prompt, sampled.usage.sampled) == (2, 2 * 3)
     with pytest.raises(EngineRefused) as refused:
-        await engine.sample(FrozenWeights(frozen.path, "0" * 64, LORA), sample)
+        await engine.sample(FrozenWeights(frozen.path, "0" * 64, LORA), sample, "key")
     assert refused.value.category == "server"
 
 
@@ -89,7 +96,7 @@ async def test_what_is_longer_than_a_message_never_reaches_the_engine(engine: En
     """A request that the engine would take for a broken protocol is the user's error."""
     sample = Sample((5,), 1, 1, 1.0, 1.0, -1, "\u00e9" * (frames.MAX_HEADER_BYTES // 6 + 1), 7, None)
     with pytest.raises(EngineRefused, match="too large") as refused:
-        await engine.sample(None, sample)
+        await engine.sample(None, sample, "key")
     assert refused.value.category == "user"
     await engine.init("m", LORA)
 
@@ -215,12 +222,12 @@ async def test_the_engine_is_told_of_a_sample_that_is_cancelled(tmp_path: Path) 
     async with await asyncio.start_unix_server(scripted, path):
         engine = await SpareSocket(path, "b", "f").connect()
         sample = Sample((5, 6), 1, 3, 1.0, 1.0, -1, (), 7, None)
-        samples = [asyncio.create_task(engine.sample(None, sample)) for _ in range(3)]
+        samples = [asyncio.create_task(engine.sample(None, sample, "key")) for _ in range(3)]
         numbers = [(await asked.get())["id"] for _ in samples]
         samples[1].cancel()
         told = await asyncio.wait_for(asked.get(), 10)
         assert (told["op"], told["sample"]) == ("cancel", numbers[1])
-        assert await engine.sample(None, sample) == b"sampled"
+        assert (await engine.sample(None, sample, "key")).body == b"sampled"
         assert samples[1].cancelled()
         assert not samples[0].done()
         await engine.close()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
-from everloop_trainer.session.ports import About, FrozenWeights, Lora, Parts, Room, Written
+from everloop_trainer.session.ports import About, Computed, FrozenWeights, Lora, Parts, Room, Stepped, Usage, Written
 from everloop_trainer.store.space import is_full
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class FakeEngine:
         self.pid = next(PIDS)
         self.models: dict[str, Adapter] = {}
         self.calls: list[tuple[str, str, int]] = []
+        self.keys: list[str] = []
+        """Of each sample."""
         self.lost = asyncio.Event()
         self.gate: asyncio.Event | None = None
         """While set up and not set, computing calls wait in the middle."""
@@ -147,7 +149,7 @@ class FakeEngine:
     async def drop(self, model: str) -> None:
         del self.models[model]
 
-    async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> bytes:
+    async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> Computed:
         await self._step("forward_backward", model, seq)
         if body.startswith(b"poison") or (body.startswith(b"large") and len(self.models) > 1):
             self.die()
@@ -159,19 +161,19 @@ class FakeEngine:
         if not forward_only:
             adapter.gradients.append(gradient)
             self._advance(adapter, seq)
-        return b"loss %d" % gradient
+        return Computed(b"loss %d" % gradient, Usage(forward=1.0, backward=2.0, trained=len(body)))
 
     def _advance(self, adapter: Adapter, seq: int) -> None:
         assert seq > adapter.seq, f"operation {seq} after {adapter.seq}"
         adapter.seq = seq
 
-    async def optim_step(self, model: str, seq: int, step: OptimStep) -> dict[str, float]:
+    async def optim_step(self, model: str, seq: int, step: OptimStep) -> Stepped:
         await self._step("optim_step", model, seq)
         if step.learning_rate < 0:
             raise EngineRefused("adam_params.learning_rate: must not be negative", "user")
         adapter = self.models[model]
         self._advance(adapter, seq)
-        return adapter.apply(seq, step.learning_rate)
+        return Stepped(adapter.apply(seq, step.learning_rate), Usage(optimizer=0.5))
 
     async def drop_gradients(self, model: str, seq: int) -> None:
         await self._step("drop_gradients", model, seq)
@@ -216,10 +218,11 @@ class FakeEngine:
 
         return asyncio.ensure_future(write())
 
-    async def sample(self, weights: FrozenWeights | None, sample: Sample) -> bytes:
+    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str) -> Computed:
+        self.keys.append(key)
         await self._step("sample")
         content = b"base" if weights is None else self._load(weights.path, weights.sha256)
-        return sampled(content, sample)
+        return Computed(sampled(content, sample), Usage(prompt=len(sample.prompt), sampled=sample.num_samples))
 
     async def wait_lost(self) -> None:
         await self.lost.wait()

@@ -128,11 +128,34 @@ MOST = 2**53
 Seconds = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?$")]
 
 
+MOST_TOKEN_COUNTS = 260
+"""Of 64 models with their keys and all others together, four kinds each."""
+
+
 class EndedOperations(_Part):
     """How many operations of one kind have ended in one way since the server started."""
 
     kind: Annotated[str, StringConstraints(max_length=64)]
     outcome: Literal["succeeded", "failed"]
+    count: int = Field(ge=0, le=MOST)
+
+
+class StepSeconds(_Part):
+    """Where the time of operations of models went, in seconds since the server started."""
+
+    wait: Seconds = "0"
+    forward: Seconds = "0"
+    backward: Seconds = "0"
+    optimizer: Seconds = "0"
+    journal: Seconds = "0"
+
+
+class Tokens(_Part):
+    """Tokens of one kind, of one model and with one key, since the server started."""
+
+    model: Annotated[str, StringConstraints(pattern=r"^(m-[0-9a-f]{12}|base|other)$")]
+    key: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{12}|unknown|other)$")]
+    kind: Literal["trained", "scored", "prompt", "sampled"]
     count: int = Field(ge=0, le=MOST)
 
 
@@ -144,6 +167,9 @@ class WorkReport(_Part):
     """In operations that were computed for the first time and succeeded."""
     replay_seconds: Seconds = "0"
     """In bringing models back into an engine."""
+    step_seconds: StepSeconds | None = None
+    """None from an older trainer."""
+    tokens: Annotated[list[Tokens], Field(max_length=MOST_TOKEN_COUNTS)] = []
 
 
 class FetchingReport(_Part):

@@ -152,10 +152,25 @@ def work(reports: Sequence[tuple[Key, Pod, TrainerReport]]) -> Iterator[Metric]:
     replay = CounterMetricFamily(
         "everloop_replay_seconds", "Seconds in which models were brought back into an engine.", labels=POD
     )
+    spent = CounterMetricFamily(
+        "everloop_step_seconds",
+        "Seconds of operations of models, by part: wait for the engine, forward, backward, optimizer, journal.",
+        labels=[*POD, "part"],
+    )
+    tokens = CounterMetricFamily(
+        "everloop_tokens",
+        "Tokens that were computed, by model, key and kind: trained, scored, prompt, sampled.",
+        labels=[*POD, "model", "key", "kind"],
+    )
     for key, pod, report in reports:
         labels = [key.namespace, key.name, pod.name]
         for ended in report.work.operations:
             operations.add_metric([*labels, ended.kind, ended.outcome], ended.count)
         useful.add_metric(labels, pod.gpus * float(report.work.useful_seconds))
         replay.add_metric(labels, float(report.work.replay_seconds))
-    yield from (operations, useful, replay)
+        if report.work.step_seconds is not None:
+            for part, seconds in report.work.step_seconds:
+                spent.add_metric([*labels, part], float(seconds))
+        for counted in report.work.tokens:
+            tokens.add_metric([*labels, counted.model, counted.key, counted.kind], counted.count)
+    yield from (operations, useful, replay, spent, tokens)

@@ -11,7 +11,7 @@ top_p): what `forward` reports for the same tokens, so that importance ratios ag
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +47,7 @@ class _Job:
     """One request. `prefilled`: what its samples begin with, until the last one has a place."""
 
     key: int
+    share: str
     request: SampleRequest
     adapter: Adapter | None
     rule: StopRule
@@ -65,7 +66,15 @@ class _Place:
     row: Row
 
 
-Answer = tuple[int, bytes | ContentError]
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A serialised SampleResponse, and how many tokens it took, by kind."""
+
+    body: bytes
+    usage: dict[str, int]
+
+
+Answer = tuple[int, Sampled | ContentError]
 
 
 class Sampler:
@@ -73,7 +82,8 @@ class Sampler:
 
     def __init__(self, base: BaseModel) -> None:
         self._base = base
-        self._waiting: deque[_Job] = deque()
+        self._waiting: dict[str, deque[_Job]] = {}
+        """By share, in the order in which these come to their turn; none is empty."""
         self._places: list[_Place] = []
 
     @property
@@ -81,30 +91,40 @@ class Sampler:
         """Whether there is anything to do."""
         return bool(self._waiting or self._places)
 
-    def add(self, key: int, request: SampleRequest, adapter: Adapter | None) -> None:
-        """Take a request, whose answer will have this key. Raises ContentError for bad content."""
+    def add(self, key: int, request: SampleRequest, adapter: Adapter | None, share: str = "") -> None:
+        """Take a request, whose answer will have this key. Raises ContentError for bad content.
+
+        Shares take turns at places that become free, sample by sample; within a share the first comes first.
+        """
         limit = request.check(self._base)
         rule = stop_rule(request.stop, self._base.eos_ids, self._base.vocab_size)
         completions = [_Completion() for _ in range(request.num_samples)]
-        self._waiting.append(_Job(key, request, adapter, rule, limit, completions))
+        job = _Job(key, share, request, adapter, rule, limit, completions)
+        self._waiting.setdefault(share, deque()).append(job)
 
     def give_way(self) -> int:
         """Let go of the youngest of those under way, for want of memory, and return its key."""
-        job = self._waiting[0] if self._waiting and len(self._places) < MOST_ROWS else self._places[-1].job
+        filling = self._waiting and len(self._places) < MOST_ROWS
+        job = self._next() if filling else self._places[-1].job
         self._let_go(job)
         return job.key
 
     def cancel(self, key: int) -> None:
         """Let go of a request, which has no answer then; nothing happens if it isn't under way."""
-        for job in [*self._waiting, *(place.job for place in self._places)]:
+        waiting = [job for jobs in self._waiting.values() for job in jobs]
+        for job in [*waiting, *(place.job for place in self._places)]:
             if job.key == key:
                 self._let_go(job)
 
     @torch.no_grad()
-    def step(self) -> list[Answer]:
-        """Do one step and return what has ended: a serialised SampleResponse, or why there is none."""
-        answers = self._fill_places()
-        if self._places:
+    def step(self, needed: Callable[[], bool] = lambda: False) -> list[Answer]:
+        """Do one step and return what has ended: a serialised SampleResponse, or why there is none.
+
+        After each prompt that has been run, `needed` says whether somebody waits who has nothing to do with samples:
+        then the step ends there, and no sample has gone on.
+        """
+        answers, interrupted = self._fill_places(needed)
+        if self._places and not interrupted:
             logits = self._base.decode(
                 [place.row for place in self._places], [each.job.adapter for each in self._places]
             )
@@ -128,11 +148,12 @@ class Sampler:
                 self._let_go(job)
         return answers
 
-    def _fill_places(self) -> list[Answer]:
-        """Begin samples in the order in which they came, as far as there are places."""
+    def _fill_places(self, needed: Callable[[], bool]) -> tuple[list[Answer], bool]:
+        """Begin samples as far as there are places, or until somebody is in need of the engine."""
         answers: list[Answer] = []
         while self._waiting and len(self._places) < MOST_ROWS:
-            job = self._waiting[0]
+            job = self._next()
+            fresh = job.prefilled is None
             try:
                 if job.prefilled is None:
                     job.prefilled = self._prefill(job)
@@ -147,10 +168,22 @@ class Sampler:
             else:
                 self._places.append(_Place(job, job.begun, Row(cache, token)))
             job.begun += 1
-            if job.begun == len(job.completions):
-                job.prefilled = None
-                self._waiting.popleft()
-        return answers
+            self._take_turns(job)
+            if fresh and needed():
+                return answers, True
+        return answers, False
+
+    def _next(self) -> _Job:
+        return next(iter(self._waiting.values()))[0]
+
+    def _take_turns(self, job: _Job) -> None:
+        """One of its samples has been begun: the other shares come first now."""
+        jobs = self._waiting.pop(job.share)
+        if job.begun == len(job.completions):
+            job.prefilled = None
+            jobs.popleft()
+        if jobs:
+            self._waiting[job.share] = jobs
 
     def _prefill(self, job: _Job) -> tuple[DynamicCache, NDArray[np.float64]]:
         """Run a prompt, alone: its bits do not depend on other prompts either."""
@@ -191,12 +224,16 @@ class Sampler:
             if k := request.topk_sample_logprobs:
                 sequence.topk_sampled_logprobs.CopyFrom(completion.likeliest.to_proto(k, len(completion.tokens)))
         scores.tell(response, request)
-        return [(job.key, bytes(response.SerializeToString(deterministic=True)))]
+        usage = {"prompt": len(request.prompt), "sampled": sum(len(each.tokens) for each in job.completions)}
+        return [(job.key, Sampled(bytes(response.SerializeToString(deterministic=True)), usage))]
 
     def _let_go(self, job: _Job) -> None:
         self._places = [place for place in self._places if place.job is not job]
-        if job in self._waiting:
-            self._waiting.remove(job)
+        jobs = self._waiting.get(job.share, deque())
+        if job in jobs:
+            jobs.remove(job)
+            if not jobs:
+                del self._waiting[job.share]
 
     def _holds(self, tokens: Sequence[int], texts: Sequence[str]) -> bool:
         if not texts:

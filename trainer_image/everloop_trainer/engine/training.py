@@ -8,6 +8,7 @@ fails half-way has changed nothing.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,13 +30,14 @@ from everloop_trainer.tinker_proto import tinker_public
 class Outcome:
     """Loss (summed over all tokens, in float64) and each datum's log-probabilities, float32 in the targets' shape.
 
-    `stands_in_for` as of the Loss; `metrics` are a traced loss's own.
+    `stands_in_for` as of the Loss; `metrics` are a traced loss's own; `seconds` those of forward and backward.
     """
 
     loss: float
     logprobs: list[NDArray[np.float32]]
     stands_in_for: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def to_proto(self) -> bytes:
         """Serialise as ForwardBackwardOutput; equal outcomes give equal bytes."""
@@ -50,6 +52,20 @@ class Outcome:
             metrics={"loss:sum": self.loss, **named, **self.metrics},
         )
         return bytes(output.SerializeToString(deterministic=True))
+
+
+class Laps:
+    """Where the time of an operation goes: each part ends where the next begins."""
+
+    def __init__(self) -> None:
+        self.seconds = {"forward": 0.0, "backward": 0.0}
+        self._since = time.monotonic()
+
+    def lap(self, part: str) -> None:
+        """What was done since the last time was this part; of an accelerator, what the host has waited for."""
+        now = time.monotonic()
+        self.seconds[part] += now - self._since
+        self._since = now
 
 
 def _record(logprobs: list[NDArray[np.float32]], trailing_shape: tuple[int, ...]) -> Any:
@@ -109,17 +125,18 @@ def forward_backward(
 def _run(base: BaseModel, batch: TrainingBatch, budget: int) -> Outcome:
     loss = 0.0
     logprobs: list[NDArray[np.float32]] = []
+    laps = Laps()
     traced = None if batch.traced is None else _Traced(Evaluation(batch.traced))
     for run in plan_micro_batches([len(datum.tokens) for datum in batch.data], budget):
         part = replace(batch, data=[batch.data[index] for index in run])
-        part_loss, values = _micro_batch(base, part, budget, traced)
+        part_loss, values = _micro_batch(base, part, budget, traced, laps)
         loss += part_loss
         logprobs += values
     if not np.isfinite(loss) or not all(np.isfinite(values).all() for values in logprobs):
         raise ContentError(
             "data: the loss is not finite: the weights diverged, or the inputs of the loss are too large"
         )
-    return Outcome(loss, logprobs, batch.loss.stands_in_for, {} if traced is None else traced.metrics())
+    return Outcome(loss, logprobs, batch.loss.stands_in_for, {} if traced is None else traced.metrics(), laps.seconds)
 
 
 class _Traced:
@@ -151,7 +168,7 @@ class _Traced:
 
 
 def _micro_batch(
-    base: BaseModel, batch: TrainingBatch, budget: int, traced: _Traced | None
+    base: BaseModel, batch: TrainingBatch, budget: int, traced: _Traced | None, laps: Laps
 ) -> tuple[float, list[NDArray[np.float32]]]:
     """Run one micro-batch; with gradients enabled, add to those of the active adapter."""
     lengths = [len(datum.tokens) for datum in batch.data]
@@ -179,11 +196,12 @@ def _micro_batch(
     loss, logprobs = 0.0, []
     for part in parts:
         here = {name: values[part] for name, values in inputs.items()}
-        part_loss, values = _head(base, batch, boundary[part], targets[part], here)
+        part_loss, values = _head(base, batch, boundary[part], targets[part], here, laps)
         loss += part_loss
         logprobs.append(values)
     if hidden.requires_grad:
         hidden.backward(boundary.grad)
+        laps.lap("backward")
     rows = torch.cat(logprobs).split(lengths)
     return loss if traced_loss is None else traced_loss, [
         values[:, : _width(datum)].reshape(datum.targets.shape).numpy()
@@ -225,6 +243,7 @@ def _head(
     hidden: torch.Tensor,
     targets: torch.Tensor,
     inputs: Mapping[str, torch.Tensor],
+    laps: Laps,
 ) -> tuple[float, torch.Tensor]:
     """Return loss and log-probabilities float32 (n, K) of `targets` after hidden states (n, hidden).
 
@@ -236,6 +255,7 @@ def _head(
     logprobs.requires_grad_(logits.requires_grad)
     loss = batch.loss.objective(logprobs, inputs, batch.options)
     total = loss.detach().sum(dtype=torch.float64).item()
+    laps.lap("forward")
     if logits.requires_grad:
         (slope,) = torch.autograd.grad(loss.sum(), logprobs)
         with torch.no_grad():
@@ -243,4 +263,5 @@ def _head(
             scores.sub_(normaliser).exp_().mul_(-slope.sum(1, keepdim=True))
             scores.scatter_add_(1, targets, slope)
         logits.backward(scores)
+        laps.lap("backward")
     return total, logprobs.detach()

@@ -193,11 +193,14 @@ class Worker:
         batch = parse_request(body, self._limits)
         run = model.forward if header["forward_only"] else model.forward_backward
         outcome = run(self._base, header["seq"], batch, self._config.micro_batch_tokens)
-        return {}, outcome.to_proto()
+        tokens = {"scored" if header["forward_only"] else "trained": sum(len(datum.tokens) for datum in batch.data)}
+        return {"usage": {**outcome.seconds, **tokens}}, outcome.to_proto()
 
     def _optim_step(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         params = AdamParams(**{name: float(header[name]) for name in AdamParams.__dataclass_fields__})
-        return {"metrics": self._model(header).optim_step(header["seq"], params)}, b""
+        started = time.monotonic()
+        metrics = self._model(header).optim_step(header["seq"], params)
+        return {"metrics": metrics, "usage": {"optimizer": time.monotonic() - started}}, b""
 
     def _drop_gradients(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         self._model(header).drop_gradients(header["seq"])
@@ -250,7 +253,8 @@ class Worker:
         adapter = None if header["weights"] is None else self._frozen_adapter(header)
         values = {name: header[name] for name in SampleRequest.__dataclass_fields__}
         targets = PromptTargets.from_header(values.pop("target_prompt_logprobs"))
-        self._sampler.add(header["id"], SampleRequest(**values, target_prompt_logprobs=targets), adapter)
+        request = SampleRequest(**values, target_prompt_logprobs=targets)
+        self._sampler.add(header["id"], request, adapter, header["key"])
 
     def _cancel(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         self._sampler.cancel(header["sample"])
@@ -259,7 +263,7 @@ class Worker:
     def _step(self) -> None:
         """One token more for each sample, and the answers of those requests that have ended."""
         try:
-            answers = self._sampler.step()
+            answers = self._sampler.step(self._readable)
         except (MemoryError, RuntimeError) as error:
             if accelerator_failed(error):
                 _end_with_accelerator(error)
@@ -272,7 +276,7 @@ class Worker:
             if isinstance(outcome, ContentError):
                 self._send({"id": key, **_refusal(outcome)})
             else:
-                self._send({"id": key, "ok": True}, outcome)
+                self._send({"id": key, "ok": True, "usage": outcome.usage}, outcome.body)
 
     def _frozen_adapter(self, header: Mapping[str, Any]) -> Adapter:
         """Return stored weights to sample from, by the hash of their file; the least recently used make room."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -37,6 +38,9 @@ WEIGHTS_HEADER = "x-everloop-weights"
 _FORWARD_BACKWARD = fragments.layout(tinker_public.ForwardBackwardRequest.DESCRIPTOR)
 STAND_INS_HEADER = "x-everloop-stand-ins"
 """`true`: the platform wants losses that are not published replaced by what stands in for them."""
+KEY_HEADER = "x-everloop-key"
+"""Id of the API key that a call came with."""
+_KEY_ID = re.compile(r"[a-z0-9-]{1,63}")
 
 
 def build_app(gate: Gate) -> Starlette:
@@ -111,7 +115,7 @@ class _Routes:
         return Response(status_code=204)
 
     async def create_model(self, request: Request) -> Response:
-        return await self._submit(submissions.create_model(await read_json_object(request)))
+        return await self._submit(request, submissions.create_model(await read_json_object(request)))
 
     async def forward_backward(self, request: Request) -> Response:
         body = await read_protobuf(request)
@@ -121,37 +125,44 @@ class _Routes:
             message = tinker_public.ForwardBackwardRequest.FromString(body)
         except DecodeError as error:
             raise HTTPException(400, f"body: not a ForwardBackwardRequest: {error}") from None
-        return await self._submit(submissions.forward_backward(message, body, stand_ins=_stand_ins(request)))
+        return await self._submit(request, submissions.forward_backward(message, body, stand_ins=_stand_ins(request)))
 
     async def optim_step(self, request: Request) -> Response:
-        return await self._submit(submissions.optim_step(await read_json_object(request)))
+        return await self._submit(request, submissions.optim_step(await read_json_object(request)))
 
     async def load_weights(self, request: Request) -> Response:
         allowed = request.headers.get(WEIGHTS_HEADER)
-        return await self._submit(submissions.load_weights(await read_json_object(request), allowed))
+        return await self._submit(request, submissions.load_weights(await read_json_object(request), allowed))
 
     async def save_weights(self, request: Request) -> Response:
-        return await self._submit(submissions.save_weights(await read_json_object(request)))
+        return await self._submit(request, submissions.save_weights(await read_json_object(request)))
 
     async def save_weights_for_sampler(self, request: Request) -> Response:
-        return await self._submit(submissions.save_weights_for_sampler(await read_json_object(request)))
+        return await self._submit(request, submissions.save_weights_for_sampler(await read_json_object(request)))
 
     async def save_weights_external(self, request: Request) -> Response:
-        return await self._submit(submissions.save_weights_external(await read_json_object(request)))
+        return await self._submit(request, submissions.save_weights_external(await read_json_object(request)))
 
     async def sample(self, request: Request) -> Response:
         weights = request.headers.get(WEIGHTS_HEADER)
         operation = submissions.sample(await read_json_object(request), weights, stand_ins=_stand_ins(request))
-        return await self._submit(operation, sample_sequence_ids=submissions.sample_sequence_ids(operation))
+        return await self._submit(request, operation, sample_sequence_ids=submissions.sample_sequence_ids(operation))
 
-    async def _submit(self, operation: Operation, **promised: Any) -> Response:
+    async def _submit(self, request: Request, operation: Operation, **promised: Any) -> Response:
         """Answers with the SDK's UntypedAPIFuture once the operation is durable."""
+        self._hear(request, operation.stream)
         await self._gate.call(self._gate.service.accept(operation))
         return JSONResponse({"request_id": operation.request_id, **promised})
+
+    def _hear(self, request: Request, stream: str) -> None:
+        key = request.headers.get(KEY_HEADER, "")
+        if _KEY_ID.fullmatch(key):
+            self._gate.service.hear(stream, key)
 
     async def retrieve_future(self, request: Request) -> Response:
         # The SDK takes a full answer although `allow_metadata_only` is set: it is a permission, not a demand.
         asked = _fields(schemas.FutureRetrieveRequest, await read_json_object(request))
+        self._hear(request, asked.request_id)
         outcome = await self._gate.poll(self._gate.service.outcome(asked.request_id, POLL_SECONDS))
         match outcome:
             case Succeeded(content_type=content_type, body=body):
@@ -167,6 +178,7 @@ class _Routes:
     async def retrieve_futures(self, request: Request) -> Response:
         # `retrieved_request_ids` says nothing new: a result counts as fetched since it was handed out.
         asked = _fields(schemas.FuturesRetrieveRequest, await read_json_object(request))
+        self._hear(request, asked.target.sampling_session_id)
         target, seconds = asked.target, POLL_SECONDS if asked.timeout is None else min(asked.timeout, POLL_SECONDS)
         found = await self._gate.poll(
             self._gate.service.completions(

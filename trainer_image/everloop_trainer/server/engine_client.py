@@ -22,7 +22,17 @@ import structlog
 from everloop_trainer.server import frames
 from everloop_trainer.session.errors import Category, EngineRefused
 from everloop_trainer.session.operations import OptimStep, Sample
-from everloop_trainer.session.ports import About, FrozenWeights, Lora, Parts, Room, Written
+from everloop_trainer.session.ports import (
+    About,
+    Computed,
+    FrozenWeights,
+    Lora,
+    Parts,
+    Room,
+    Stepped,
+    Usage,
+    Written,
+)
 
 HELLO_SECONDS = 60.0
 """How long a freshly forked engine may take to say what it is."""
@@ -91,15 +101,15 @@ class EngineClient:
         """See `session.ports.Engine`."""
         await self._request("drop", model=model)
 
-    async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> bytes:
+    async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> Computed:
         """See `session.ports.Engine`."""
-        _, output = await self._request("forward_backward", body, model=model, seq=seq, forward_only=forward_only)
-        return output
+        header, output = await self._request("forward_backward", body, model=model, seq=seq, forward_only=forward_only)
+        return Computed(output, _usage(header))
 
-    async def optim_step(self, model: str, seq: int, step: OptimStep) -> dict[str, float]:
+    async def optim_step(self, model: str, seq: int, step: OptimStep) -> Stepped:
         """See `session.ports.Engine`."""
         header, _ = await self._request("optim_step", model=model, seq=seq, **dataclasses.asdict(step))
-        return {str(name): float(value) for name, value in header["metrics"].items()}
+        return Stepped({str(name): float(value) for name, value in header["metrics"].items()}, _usage(header))
 
     async def drop_gradients(self, model: str, seq: int) -> None:
         """See `session.ports.Engine`."""
@@ -133,7 +143,7 @@ class EngineClient:
             raise
         return written
 
-    async def sample(self, weights: FrozenWeights | None, sample: Sample) -> bytes:
+    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str) -> Computed:
         """See `session.ports.Engine`."""
         stored: dict[str, Any] = {"weights": None}
         if weights is not None:
@@ -144,6 +154,7 @@ class EngineClient:
             "sample",
             number=number,
             **stored,
+            key=key,
             prompt=sample.prompt,
             num_samples=sample.num_samples,
             max_tokens=sample.max_tokens,
@@ -160,12 +171,12 @@ class EngineClient:
             prompt_alt_tokens_k=sample.prompt_alt_tokens_k,
         )
         try:
-            _, response = await asking
+            header, response = await asking
         except asyncio.CancelledError:
             if not self._lost.is_set():  # its answer, if there is one, finds nobody
                 self._writer.write(frames.encode({"id": next(self._ids), "op": "cancel", "sample": number}))
             raise
-        return response
+        return Computed(response, _usage(header))
 
     async def wait_lost(self) -> None:
         """See `session.ports.Engine`."""
@@ -309,6 +320,10 @@ def _kill(pid: int) -> None:
 
 def _written(header: frames.Header) -> Written:
     return Written(sha256=str(header["sha256"]), size=int(header["bytes"]))
+
+
+def _usage(header: frames.Header) -> Usage:
+    return Usage(**header.get("usage", {}))
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:

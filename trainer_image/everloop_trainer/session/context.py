@@ -15,6 +15,7 @@ from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.history import History
 from everloop_trainer.session.ports import Journal, States
 from everloop_trainer.session.status import AutomaticCheckpoints, BaseModel, Incarnation
+from everloop_trainer.session.turns import Keys
 from everloop_trainer.session.underway import Underway
 from everloop_trainer.session.work import Work
 
@@ -81,6 +82,7 @@ class Context:
     """Why the operation that runs now cannot be stored: the storage is full, over its quota or read-only."""
     replay_mismatches: int = 0
     work: Work = field(default_factory=Work)
+    keys: Keys = field(default_factory=Keys)
     broken: dict[str, str] = field(default_factory=dict)
     """Streams that stopped, and why: their operations wait for a person, or for an engine that finds all well again."""
     storage_errors: dict[str, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from everloop_trainer.session.admission import refuse_memory, refuse_model, refu
 from everloop_trainer.session.context import Context
 from everloop_trainer.session.errors import Category, EngineRefused
 from everloop_trainer.session.history import Model
-from everloop_trainer.session.identifiers import CREATION, sampling_session_id, session_of, tinker_path
+from everloop_trainer.session.identifiers import CREATION, sampling_session_id, session_of, storage_id, tinker_path
 from everloop_trainer.session.loading import Loading, loaded_step
 from everloop_trainer.session.operations import (
     FROZEN,
@@ -33,18 +33,21 @@ from everloop_trainer.session.poison import cause
 from everloop_trainer.session.ports import (
     ALPHA,
     About,
+    Computed,
     Engine,
     FrozenWeights,
     Lora,
     Manifest,
     Parts,
     Place,
+    Usage,
     Written,
 )
 from everloop_trainer.session.records import CheckpointKind, Loaded, Result, Stored
 from everloop_trainer.session.recovery import stands_on
 from everloop_trainer.session.streams import Entry
 from everloop_trainer.session.windows import Failure, spoiling_failure
+from everloop_trainer.session.work import BASE, UNKNOWN
 
 CANCELLED = "sample: cancelled by its client before it ended"
 """What somebody is told who asks for a sample that was cancelled; the SDK itself does not ask any more."""
@@ -119,8 +122,8 @@ class Execution:
             return self._failed(entry, f"model_id: {entry.stream} was not created: {reason}")
         match args:
             case ForwardBackward():
-                answer = await engine.forward_backward(entry.stream, entry.seq, args.forward_only, request)
-                return self._succeeded(entry, answer, PROTOBUF)
+                computed = await engine.forward_backward(entry.stream, entry.seq, args.forward_only, request)
+                return self._computed(entry, storage_id(entry.stream), computed)
             case OptimStep():
                 return await self._optimize(engine, entry, args, model)
             case LoadWeights():
@@ -151,9 +154,10 @@ class Execution:
         if failure is not None:
             await engine.drop_gradients(entry.stream, entry.seq)
             return self._failed(entry, _spoilt(failure), gradients_dropped=True)
-        metrics = await engine.optim_step(entry.stream, entry.seq, args)
-        step = model.step if SKIPPED in metrics else model.step + 1
-        return self._answered(entry, {"metrics": metrics, "type": "optim_step"}, step=step)
+        stepped = await engine.optim_step(entry.stream, entry.seq, args)
+        self._use(entry, storage_id(entry.stream), stepped.usage)
+        step = model.step if SKIPPED in stepped.metrics else model.step + 1
+        return self._answered(entry, {"metrics": stepped.metrics, "type": "optim_step"}, step=step)
 
     async def _load(self, engine: Engine, generation: int, entry: Entry, args: LoadWeights) -> Ending:
         source = self._loading.source(entry, args)
@@ -253,8 +257,9 @@ class Execution:
         )
 
     async def _sample(self, engine: Engine, entry: Entry, args: Sample) -> Ending:
+        key = self._context.keys.of(entry.stream)
         if args.weights is None:
-            return self._succeeded(entry, await engine.sample(None, args), PROTOBUF)
+            return self._computed(entry, BASE, await engine.sample(None, args, key))
         checkpoint = self._context.history.frozen.get(args.weights) if args.weights.startswith(FROZEN) else None
         if checkpoint is not None and checkpoint.stored.kind == "external_weights":
             error = (
@@ -269,7 +274,14 @@ class Execution:
             stored.sha256,
             checkpoint.lora,
         )
-        return self._succeeded(entry, await engine.sample(weights, args), PROTOBUF)
+        return self._computed(entry, storage_id(checkpoint.model_id), await engine.sample(weights, args, key))
+
+    def _computed(self, entry: Entry, model: str, computed: Computed) -> Ending:
+        self._use(entry, model, computed.usage)
+        return self._succeeded(entry, computed.body, PROTOBUF)
+
+    def _use(self, entry: Entry, model: str, usage: Usage) -> None:
+        self._context.work.use(model, self._context.keys.known(entry.stream) or UNKNOWN, usage)
 
     def _answered(
         self,

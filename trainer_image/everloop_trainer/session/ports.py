@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from everloop_trainer.peftfiles import ALPHA as ALPHA
@@ -16,6 +16,7 @@ from everloop_trainer.session.lora import Lora as Lora
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.records import Record
 from everloop_trainer.session.status import BaseModel, CopiesReport
+from everloop_trainer.session.usage import Usage as Usage
 
 Parts = Literal["all", "weights"]
 StateKind = Literal["snapshots", "weights", "sampler_weights", "external_weights"]
@@ -53,6 +54,22 @@ class Room:
     of: str
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A protobuf answer, and what it took."""
+
+    body: bytes
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Metrics of an optimizer step, and what it took."""
+
+    metrics: dict[str, float]
+    usage: Usage = field(default_factory=Usage)
+
+
 class Engine(Protocol):
     """One engine process. Any method raises ConnectionError or EOFError once the engine is lost.
 
@@ -86,10 +103,10 @@ class Engine(Protocol):
     async def drop(self, model: str) -> None:
         """Forget an adapter."""
 
-    async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> bytes:
+    async def forward_backward(self, model: str, seq: int, forward_only: bool, body: bytes) -> Computed:
         """Run a protobuf ForwardBackwardRequest and return the protobuf ForwardBackwardOutput."""
 
-    async def optim_step(self, model: str, seq: int, step: OptimStep) -> dict[str, float]:
+    async def optim_step(self, model: str, seq: int, step: OptimStep) -> Stepped:
         """Apply the accumulated gradients and return metrics."""
 
     async def drop_gradients(self, model: str, seq: int) -> None:
@@ -117,10 +134,11 @@ class Engine(Protocol):
         ConnectionError/EOFError if the engine was lost first.
         """
 
-    async def sample(self, weights: FrozenWeights | None, sample: Sample) -> bytes:
+    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str) -> Computed:
         """Sample from stored weights or, with None, from the base model; returns a protobuf SampleResponse.
 
-        If it is cancelled, the engine lets go of the sample.
+        Those of different keys take turns at the places that the engine has. If it is cancelled, the engine lets go of
+        the sample.
         """
 
     async def wait_lost(self) -> None:

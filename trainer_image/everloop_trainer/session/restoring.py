@@ -89,7 +89,7 @@ class Restoring:
             case ForwardBackward(forward_only=forward_only):
                 request = await self._context.journal.read(entry.accepted)
                 answer = await engine.forward_backward(entry.stream, entry.seq, forward_only, request)
-                if answer != await self._context.journal.read(entry.ended.position):
+                if answer.body != await self._context.journal.read(entry.ended.position):
                     self._context.replay_mismatches += 1
                     log.error("replay differs from the recorded result", operation=entry.request_id)
             case OptimStep() as step:

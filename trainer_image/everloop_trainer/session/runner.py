@@ -6,6 +6,7 @@ Operations of models run one at a time. Samples change nothing, so many are in t
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,12 +27,16 @@ from everloop_trainer.session.restoring import Restored, Restoring
 from everloop_trainer.session.snapshotting import Snapshotting
 from everloop_trainer.session.status import Reason, Recovery, State
 from everloop_trainer.session.streams import Entry, Stream
+from everloop_trainer.session.turns import Turns
 
 FIRST_DELAY = 0.02
 LONGEST_DELAY = 1.0
 LOST = (ConnectionError, EOFError)
 MOST_SAMPLES = 64
-"""Requests that are in the engine at once; the others wait here, where another engine finds them."""
+"""Requests that are in the engine at once; the others wait here, where another engine finds them.
+
+A key that has none in it does not wait for those of others: its first goes in beyond these, up to twice as many.
+"""
 log = structlog.get_logger(__name__)
 
 
@@ -45,7 +50,7 @@ class SnapshotRequest:
 
 
 class Runner:
-    """Runs accepted operations in turn: round robin over the streams, in order within a model.
+    """Runs accepted operations in turn: round robin over keys and over the streams of each, in order within a model.
 
     `running` is the operation that was begun at `started`, `sampling` the samples beside it by request id, each with
     when it was begun; `worked` is when the last operation ended. All times are monotonic.
@@ -64,7 +69,11 @@ class Runner:
         self._restoring = Restoring(context)
         self.snapshots = Snapshotting(context)
         self._autosaving = Autosaving(context)
-        self._turns = {stream.name: None for stream in context.history.streams.values() if stream.pending}
+        self._turns = Turns(context.keys.of)
+        self._due: dict[str, float] = {}
+        """By model: since when its next operation could have run."""
+        self._begun: Entry | None = None
+        """The operation of a model that was begun last."""
         self._recovering = bool(context.history.streams)
         self._since = context.config.monotonic()
         self._generation = 0
@@ -77,6 +86,8 @@ class Runner:
         self.engine: Engine | None = None
         self.running: Entry | None = None
         self.sampling: dict[str, float] = {}
+        self._in_engine: Counter[str] = Counter()
+        """Samples in the engine by key."""
         self._samples: dict[asyncio.Task[None], str] = {}
         self._ending: set[str] = set()
         """Operations whose result is on its way to the disk: each has one, whoever else would end it."""
@@ -98,8 +109,13 @@ class Runner:
 
     def offer(self, stream: str) -> None:
         """A stream has an operation that may run."""
-        self._turns.setdefault(stream)
+        self._turns.offer(stream)
+        self._note_due(stream)
         self._wake.set()
+
+    def regroup(self) -> None:
+        """It was heard whose a stream is."""
+        self._turns.regroup()
 
     def request_snapshots(self, name: str) -> None:
         """Snapshot every model at the next step boundary; a request of the same name is made once."""
@@ -230,7 +246,7 @@ class Runner:
         if self.engine is not None:  # losing another one while recovering does not start the clock anew
             self._since = self._context.config.monotonic()
         self._recovering = True
-        self.running = None
+        self.running = self._begun = None
 
     async def _connect(self) -> Engine | None:
         """The next engine, or None once drained."""
@@ -277,7 +293,7 @@ class Runner:
         self._recovering = False
         for name, stream in self._context.history.streams.items():
             if stream.pending:
-                self._turns.setdefault(name)
+                self.offer(name)
 
     def _report(self, restored: list[Restored]) -> None:
         config = self._context.config
@@ -349,16 +365,19 @@ class Runner:
             self._samples.clear()
 
     def _begin_sample(self, engine: Engine, entry: Entry) -> None:
+        key = self._context.keys.of(entry.stream)
         self.sampling[entry.request_id] = self._context.config.monotonic()
-        sample = asyncio.create_task(self._run_sample(engine, entry), name=entry.request_id)
+        self._in_engine[key] += 1
+        sample = asyncio.create_task(self._run_sample(engine, entry, key), name=entry.request_id)
         self._samples[sample] = entry.request_id
         sample.add_done_callback(lambda _: self._wake.set())
 
-    async def _run_sample(self, engine: Engine, entry: Entry) -> None:
+    async def _run_sample(self, engine: Engine, entry: Entry, key: str) -> None:
         try:
             await self._run_one(engine, entry)
         finally:
             del self.sampling[entry.request_id]
+            self._in_engine[key] -= 1
 
     def _look_after_samples(self) -> None:
         """Raise what a sample's task raised: the engine is lost, or this incarnation is over."""
@@ -368,24 +387,17 @@ class Runner:
                 sample.result()
 
     def _next(self) -> Entry | None:
-        """The operation whose turn it is; its stream goes to the end of the round."""
-        for name in list(self._turns):
-            stream = self._context.history.streams[name]
-            if not stream.pending or name in self._context.broken:
-                del self._turns[name]
-                continue
-            entry = self._ready(stream)
-            if entry is not None:
-                del self._turns[name]
-                self._turns[name] = None
-                return entry
-        return None
+        """The operation whose turn it is."""
+        streams, broken = self._context.history.streams, self._context.broken
+        return self._turns.take(
+            lambda name: self._ready(streams[name]), lambda name: not streams[name].pending or name in broken
+        )
 
     def _ready(self, stream: Stream) -> Entry | None:
         """The next operation of a stream that does not run yet, or None if none may."""
         if stream.ordered:
             return stream.ready()
-        if len(self.sampling) >= MOST_SAMPLES:
+        if not _has_place(len(self.sampling), self._in_engine[self._context.keys.of(stream.name)]):
             return None
         waiting = (entry for entry in stream.pending.values() if entry.request_id not in self.sampling)
         return next((entry for entry in waiting if entry.durable and self._may_end(entry)), None)
@@ -403,10 +415,12 @@ class Runner:
         except JournalDamaged as damage:
             context.stop(entry.stream, str(damage))
             return
+        begun = self._begin(entry)
         tried = Try(entry.stream, entry.seq, engine.pid)
         position, noted = context.journal.note(tried)
         await asyncio.shield(noted)
         context.history.apply(tried, position)
+        noting = context.config.monotonic() - begun
         if entry.request_id not in self.sampling:
             self.running, self.started = entry, context.config.monotonic()
         result, body, seconds = await self._execution.run(engine, self._generation, entry, request)
@@ -417,11 +431,28 @@ class Runner:
         useful, self._counted = min(seconds, now - self._counted), now  # what ran beside it counts once
         await self._end(entry, result, body)
         context.work.end(asked_kind(entry.args), ok=result.ok, seconds=useful)
+        if not isinstance(entry.args, Sample):
+            context.work.spend("journal", noting + context.config.monotonic() - now)
+            self._note_due(entry.stream)
         if changes_state(entry):
             self.snapshots.worked(entry.stream, seconds)
         if isinstance(entry.args, OptimStep) and entry.stream in context.history.models:
             await self.snapshots.take_if_due(engine, self._generation, entry.stream)
             await self._autosaving.take_if_due(engine, self._generation, entry.stream)
+
+    def _note_due(self, stream: str) -> None:
+        """From now on its next operation waits for the engine, if there is one whose turn it is."""
+        known = self._context.history.streams[stream]
+        if known.ordered and known.ready() not in (None, self._begun):
+            self._due.setdefault(stream, self._context.config.monotonic())
+
+    def _begin(self, entry: Entry) -> float:
+        """The time now, until when an operation of a model has waited."""
+        now = self._context.config.monotonic()
+        if not isinstance(entry.args, Sample):
+            self._begun = entry
+            self._context.work.spend("wait", now - self._due.pop(entry.stream, now))
+        return now
 
     async def _end(self, entry: Entry, result: Result, body: bytes) -> None:
         self._ending.add(entry.request_id)
@@ -433,3 +464,8 @@ class Runner:
         if self.running is entry:
             self.running = None
         self._finished(entry, len(body))
+
+
+def _has_place(sampling: int, of_key: int) -> bool:
+    """Whether one more sample of a key goes into an engine that has so many, and so many of this key."""
+    return sampling < (MOST_SAMPLES if of_key else 2 * MOST_SAMPLES)

@@ -18,7 +18,7 @@ from everloop_trainer.session.copying import Copying
 from everloop_trainer.session.errors import Fenced, JournalDamaged, Replaced, StorageFailed
 from everloop_trainer.session.gaps import MINUTES, Gaps, explanation
 from everloop_trainer.session.history import Checkpoint, History, Kept, ModelInfo, SamplerInfo
-from everloop_trainer.session.identifiers import request_id, split_request_id
+from everloop_trainer.session.identifiers import is_model, is_sampler, request_id, split_request_id
 from everloop_trainer.session.keeping import Keeping
 from everloop_trainer.session.operations import WEIGHTS_OF_SAMPLER, CreateModel, LoadWeights, Operation, Refused, Sample
 from everloop_trainer.session.outcomes import Failed, Outcome, Pending, Succeeded, Unknown
@@ -111,6 +111,11 @@ class SessionService:
         self._heard = config.monotonic()
         self._main: asyncio.Task[None] | None = None
         log.info("history read", streams=len(facts.streams), models=len(facts.models), unfinished=facts.unfinished())
+
+    def hear(self, stream: str, key: str) -> None:
+        """A call about a stream came with this key: keys take turns, and what is computed is counted by them."""
+        if (is_model(stream) or is_sampler(stream)) and self._context.keys.hear(stream, key):
+            self._runner.regroup()
 
     async def accept(self, operation: Operation) -> None:
         """Accept an operation; ends once it is durable and the fence was read after that.
@@ -309,9 +314,7 @@ class SessionService:
 
     def _pending(self, entry: Entry) -> Pending:
         streams = self._context.history.streams
-        before = sum(
-            other.accepted < entry.accepted for stream in streams.values() for other in stream.pending.values()
-        )
+        before = sum(stream.before(entry.accepted) for stream in streams.values())
         if trouble := reporting.trouble(self._context):
             return Pending("paused_capacity", f"the storage takes no writes, nothing is lost: {trouble}", before)
         broken = self._context.broken.get(entry.stream)

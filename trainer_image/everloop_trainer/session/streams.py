@@ -117,6 +117,10 @@ class Stream:
         pending = [self.pending.get(self.done)] if self.ordered else list(self.pending.values())
         return [entry for entry in pending if entry is not None and entry.durable]
 
+    def before(self, position: Position) -> int:
+        """How many pending operations were accepted before that. Each poll that ends asks, of thousands at a time."""
+        return bisect_left(list(self.pending.values()), position, key=lambda entry: entry.accepted)
+
     def missing(self) -> int | None:
         """The number that pending operations of an ordered stream wait for because it was not accepted yet."""
         return self.done if self.ordered and self.pending and self.done not in self.pending else None
