@@ -20,6 +20,7 @@ from everloop_gateway.downloads import Downloads
 from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
+from everloop_gateway.slow_readers import SlowReaders, give_back_at_once, http_protocol
 from everloop_gateway.waking import Waker
 from everloop_metrics.endpoint import listening
 from everloop_operator.api import names, tokens
@@ -35,6 +36,7 @@ log = structlog.get_logger(__name__)
 async def serve(settings: Settings) -> None:
     """Serve until a signal says otherwise."""
     _allow_all_connections()
+    give_back_at_once()
     draining = asyncio.Event()
     api = await kube.connect()
     http = upstream.http_client()
@@ -93,6 +95,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                http=http_protocol(SlowReaders()),
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )

@@ -16,6 +16,7 @@ from everloop_gateway.holding import Kind, is_definitive
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
 from everloop_gateway.metrics import UPSTREAM_RETRIES
 from everloop_gateway.routing import Binding, Gone, Incarnation, Settle, Target, find_target
+from everloop_gateway.slow_readers import LARGE_BYTES
 from everloop_gateway.state import Sessions
 from everloop_gateway.waking import Waker
 from everloop_operator.api import names, tokens
@@ -29,6 +30,8 @@ POLL_SECONDS = 35.0
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 1.0
 API_PAUSE_SECONDS = 0.5
+# Answers of at least so many bytes are large, and so many of a session are read at a time.
+MOST_LARGE = 4
 # Names the incarnation that a call is meant for, and in the answer the pod that gave it.
 POD_UID_HEADER = "X-Everloop-Pod-UID"
 
@@ -97,6 +100,7 @@ class Upstream:
         self._bindings = bindings
         self._http = http
         self._master = master
+        self._reading: dict[str, asyncio.Semaphore] = {}
 
     async def deliver(self, binding: Binding, call: Call, progress: Progress) -> Answer | Gone:
         """Send until there is a definitive answer; waits for ever, and may be cancelled at any time.
@@ -195,7 +199,7 @@ class Upstream:
         limit = POLL_SECONDS if call.kind.polls else SUBMIT_SECONDS
         try:
             async with asyncio.timeout(limit), self.open(target, call) as response:
-                content = await response.read()
+                content = await self._read(target, response)
         except aiohttp.ClientError as error:  # among them one that is a TimeoutError too: no connection in time
             return Unanswered(type(error).__name__)
         except TimeoutError:
@@ -213,6 +217,13 @@ class Upstream:
                 pod_uid=target.incarnation.pod_uid,
             )
         return Unanswered(f"HTTP {response.status}")
+
+    async def _read(self, target: Target, response: aiohttp.ClientResponse) -> bytes:
+        """The body; large ones of a session a few at a time, since each is in memory until its client has it."""
+        if response.content_length is not None and response.content_length < LARGE_BYTES:
+            return await response.read()
+        async with self._reading.setdefault(target.uid, asyncio.Semaphore(MOST_LARGE)):
+            return await response.read()
 
     async def _replaced(self, key: tuple[str, str], incarnation: Incarnation) -> None:
         while True:

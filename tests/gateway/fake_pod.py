@@ -4,7 +4,7 @@
 
 The ledger is a JSON-lines file that stands for the journal: what is in it was accepted, by whichever pod. A test
 steers the pod by POST /_mode with {"mode": MODE}: "serve"; "hold" (accepts, but nothing gets done); "fenced" (421);
-"stranger" (the address belongs to another workload now, which answers 404).
+"stranger" (the address belongs to another workload now, which answers 404); "large" (results of LARGE bytes).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 PROTOBUF = "application/x-protobuf"
+LARGE = 8 << 20
 
 
 def wire_schema() -> Any:
@@ -226,6 +227,8 @@ class Pod:
         operation = self.ledger.find(request_id)
         if operation is None:
             return JSONResponse({"detail": f"request_id {request_id}"}, 410)
+        if self.mode == "large":
+            return Response(bytes(LARGE), media_type=PROTOBUF)
         if self.mode == "hold":
             return JSONResponse({"queue_state": "active"}, 408)
         if self.mode == "fenced":

@@ -14,6 +14,7 @@ import uvicorn
 from everloop_trainer.config import GRACE_SECONDS
 from everloop_trainer.server.app import build_app
 from everloop_trainer.server.gate import Gate
+from everloop_trainer.server.slow_readers import SlowReaders, give_back_at_once, http_protocol
 from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionService
@@ -56,6 +57,7 @@ async def serve(
         OSError: the address cannot be bound.
         Fenced, StorageMismatch, StorageFailed: as `open_session` or the session says.
     """
+    give_back_at_once()
     gate = Gate(token, pod_uid)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,6 +68,7 @@ async def serve(
         access_log=False,
         lifespan="off",
         server_header=False,
+        http=http_protocol(SlowReaders()),
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )

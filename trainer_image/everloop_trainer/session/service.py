@@ -31,6 +31,8 @@ from everloop_trainer.session.streams import Ended, Entry
 from everloop_trainer.session.underway import Underway
 
 __all__ = ["ModelInfo", "Run", "SamplerInfo", "SessionConfig", "SessionService"]
+MOST_READ = 8
+"""Results that are read from the journal at a time: they are in memory from then until their clients have them."""
 DELIVERY_SECONDS = 2.0
 """How long the journal may take over a failure's delivery before the client is asked to come again."""
 UNREADABLE = "body: text that is not Unicode, or values that nest too deeply, cannot be stored"
@@ -101,6 +103,7 @@ class SessionService:
         self._delivering: dict[str, asyncio.Future[None]] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._sampled: dict[tuple[str, int], asyncio.Future[None]] = {}
+        self._reading = asyncio.Semaphore(MOST_READ)
         self._completions = Completions(config.incarnation.number)
         self._compacting = Compacting(self._context, compactor, lambda: self._runner.engine is not None)
         self._keeping = Keeping(self._context)
@@ -238,7 +241,8 @@ class SessionService:
         journal = self._context.journal
         while isinstance(found := self._context.history.find(request), Kept):
             try:
-                record, body = await journal.read_kept(found.base, found.offset)
+                async with self._reading:
+                    record, body = await journal.read_kept(found.base, found.offset)
                 result = given_up(record) if isinstance(record, Lost) else record
                 if not isinstance(result, Result) or (result.stream, result.seq) != split_request_id(request):
                     raise JournalDamaged(f"{found.base}: the record at offset {found.offset} is not that of {request}")
@@ -258,8 +262,9 @@ class SessionService:
     async def _deliver(self, entry: Entry, ended: Ended) -> Outcome | Pending:
         result = ended.result
         if result.ok:
-            body = await self._context.journal.read(ended.position)
-            await self._context.journal.check_fence()
+            async with self._reading:
+                body = await self._context.journal.read(ended.position)
+                await self._context.journal.check_fence()
             self._compacting.fetched(entry.stream, entry.seq)
             return _outcome(result, body)
         if entry.delivered is None:
