@@ -28,6 +28,7 @@ from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
 from everloop_gateway.waking import Waker
 from tests.gateway.fake_pod import PROTOBUF, wire_schema
+from tests.gateway.test_custom_losses import request as custom_loss
 from tests.gateway.world import Cluster, GatewayProcess, Processes, Tenant
 
 PREFIX = "/api/v1"
@@ -108,6 +109,7 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
             post("create_sampling_session", session_id=other.session, base_model="org/small", **number(sampling)),
             post("create_sampling_session", session_id=own.session, model_path=other.path, **number(sampling)),
         ],
+        "create_custom_loss": [("POST", "create_custom_loss", {"json": custom_loss(other.session)})],
         "get_info": [post("get_info", model_id=other.model)],
         "weights_info": [post("weights_info", tinker_path=other.path)],
         "forward_backward": [("POST", "forward_backward", protobuf)],
