@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everloop_gateway.app import MAX_BODY_BYTES
+from everloop_gateway.app import MAX_PROTOBUF_BYTES
 from everloop_operator.api import names
 from tests.chart.conftest import CHART, Helm, pick
 from tests.operator.restricted import violations
@@ -60,7 +60,7 @@ def test_ingress_leads_to_the_gateway_with_time_and_room(helm: Helm) -> None:
     assert path["backend"]["service"]["port"]["name"] in [port["name"] for port in service["spec"]["ports"]]
     assert (rule["host"], ingress["spec"]["tls"]) == (HOST, [{"hosts": [HOST], "secretName": "everloop-tls"}])
     told = {key.split("/")[1]: value for key, value in ingress["metadata"]["annotations"].items()}
-    assert told["proxy-body-size"] == f"{MAX_BODY_BYTES >> 20}m"
+    assert told["proxy-body-size"] == f"{MAX_PROTOBUF_BYTES >> 20}m"
     assert int(told["proxy-read-timeout"]) > LONGEST_SUBMIT_SECONDS
     assert (told["proxy-buffering"], told["proxy-request-buffering"]) == ("off", "off")
     operator = pick(objects, "Deployment", "everloop-operator")["spec"]["template"]["spec"]["containers"][0]
