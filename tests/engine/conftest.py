@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported:
 from tests.engine.client import connect
 from tests.engine.models import make_model
 from tests.prepared import base_model
+from tests.server.tinyvision import write_tiny_seeing_model
 
 if TYPE_CHECKING:
     from everloop_trainer.engine.base import BaseModel
@@ -63,6 +64,23 @@ def tiny_base(tiny_model: Path) -> BaseModel:
 
     config = SpareConfig(Path("unused"), tiny_model, "test", max_sequence_length=512, max_rank=16)
     return load_base(config)
+
+
+@pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a random Qwen3-VL: 3 layers, hidden 64, vocabulary 320; an image has 1 to 16 tokens."""
+    directory = tmp_path_factory.mktemp("seeing") / "model"
+    write_tiny_seeing_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def seeing_base(seeing_model: Path) -> BaseModel:
+    """That model in this process."""
+    from everloop_trainer.engine.base import load_base
+    from everloop_trainer.engine.config import SpareConfig
+
+    return load_base(SpareConfig(Path("unused"), seeing_model, "test/seeing", max_sequence_length=128))
 
 
 @pytest.fixture(scope="session")

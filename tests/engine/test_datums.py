@@ -124,7 +124,7 @@ CASES = {
     "ratio beyond float32": (_policy("importance_sampling", logprobs=[-1e9, -1, -1]), "data: the loss is not finite"),
     "option": (_option(1.0), "loss_fn_config.beta: not an option of cross_entropy"),
     "no datum": (request(), "data: must hold at least one datum"),
-    "image": (_changed(_image), "data[1].model_input.chunks[1]: image chunks are not supported"),
+    "image": (_changed(_image), "data[1].model_input.chunks[1]: base model 'test' takes no images"),
     "odd bytes": (_changed(_odd_bytes), "data[1].model_input.chunks[0].tokens: 5 bytes are no int32 array"),
     "empty": (_changed(lambda message: message.ClearField("model_input")), "data[1].model_input: must hold at least"),
     "too long": (request(GOOD, datum([1] * 513)), "data[1].model_input: 513 tokens exceed the maximum of 512"),

@@ -15,7 +15,8 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from everloop_trainer.engine import training
 from everloop_trainer.engine.base import BaseModel
-from everloop_trainer.engine.datums import Limits, TrainingBatch, parse_request
+from everloop_trainer.engine.datums import TrainingBatch, parse_request
+from everloop_trainer.engine.inputs import Limits
 from everloop_trainer.engine.lora import Adapter, LoraSpec
 from everloop_trainer.engine.losses import LOSSES, UNSUPPORTED
 from everloop_trainer.server.submissions import STAND_INS

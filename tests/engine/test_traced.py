@@ -21,8 +21,9 @@ from everloop_losses.graph import GraphError, TracedLoss, read
 from everloop_losses.operations import ATTRIBUTES, FUNCTIONS, METHODS
 from everloop_trainer.engine import training
 from everloop_trainer.engine.base import BaseModel
-from everloop_trainer.engine.datums import Limits, parse_request
+from everloop_trainer.engine.datums import parse_request
 from everloop_trainer.engine.errors import ContentError
+from everloop_trainer.engine.inputs import Limits
 from everloop_trainer.engine.lora import Adapter, LoraSpec
 from everloop_trainer.engine.traced import Evaluation, Told
 from tests.engine.models import VOCABULARY

@@ -46,6 +46,7 @@ def test_reads_what_the_operator_writes() -> None:
         ({"namespace": "Team"}, "namespace"),
         ({"engine": GOOD["engine"] | {"dtype": "float32"}}, "engine.dtype"),
         ({"engine": GOOD["engine"] | {"threads": 0}}, "engine.threads"),
+        ({"engine": GOOD["engine"] | {"images": {"maxBytes": 0}}}, "engine.images.maxBytes"),
         ({"adapters": {"maxModels": 4, "maxRank": 0}}, "adapters.maxRank"),
         ({"storage": {"root": "relative"}}, "storage.root"),
         ({"snapshots": {"replayBudgetSeconds": -1}}, "snapshots.replayBudgetSeconds"),

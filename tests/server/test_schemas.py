@@ -22,6 +22,7 @@ MODELS = [
     "SaveWeightsRequest",
     "SaveWeightsForSamplerRequest",
     "EncodedTextChunk",
+    "ImageChunk",
     "ModelInput",
     "SamplingParams",
     "SampleRequest",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +201,27 @@ def test_named_tokens_reach_the_engine_in_their_layout(layout: dict[str, Any], e
     assert arguments_from_json(args.KIND, json.loads(json.dumps(arguments_to_json(args)))) == args
 
 
+def test_a_prompt_with_images_is_kept_as_it_was_sent() -> None:
+    """Chunk by chunk, in the body of the operation: nothing is decoded but the base64 of the wire."""
+    image = {"type": "image", "data": base64.b64encode(b"\x89PNG...").decode(), "format": "png", "expected_tokens": 7}
+    bare = {"type": "image", "data": "", "format": "jpeg"}
+    chunks = [{"tokens": [1, -2]}, image, {"type": "encoded_text", "tokens": [3]}, bare]
+    operation = submissions.sample(SAMPLE | {"prompt": {"chunks": chunks}}, "base")
+    assert operation.args == Sample((), 2, 4, 1.0, 1.0, -1, (5, 6), 9, None, prompt_in_body=True)
+    assert arguments_from_json(Sample.KIND, json.loads(json.dumps(arguments_to_json(operation.args)))) == operation.args
+    first, second, third, fourth = tinker_public.Datum.FromString(operation.body).model_input
+    assert first.encoded_text.tokens == bytes([1, 0, 0, 0, 254, 255, 255, 255])
+    assert (second.image.data, second.image.format, second.image.expected_tokens) == (b"\x89PNG...", "png", 7)
+    assert third.encoded_text.tokens == bytes([3, 0, 0, 0])
+    assert (fourth.image.data, fourth.image.format) == (b"", "jpeg")
+    assert not fourth.image.HasField("expected_tokens")
+
+
+def _prompt(*chunks: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": {"chunks": [{"tokens": [1]}, *chunks]}}
+
+
+POINTER = {"type": "image_asset_pointer", "format": "png", "location": "https://images.test/1.png"}
 TENSOR = {"data": [1], "dtype": "int64", "shape": [1, 1]}
 
 
@@ -208,7 +230,16 @@ TENSOR = {"data": [1], "dtype": "int64", "shape": [1, 1]}
     [
         ({"num_samples": 0}, "num_samples"),
         ({"num_samples": 10**9}, "num_samples"),
-        ({"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "prompt.chunks[0]"),
+        (_prompt(POINTER), "prompt.chunks[1]: chunks of type 'image_asset_pointer' are not served (nothing is fetched"),
+        (_prompt({"type": "dmel", "dmel": ""}), "prompt.chunks[1]: chunks of type 'dmel' are not served, only"),
+        (_prompt({"type": "image", "data": "=?", "format": "png"}), "prompt.chunks[1].data: must be text in"),
+        (_prompt({"type": "image", "data": 5, "format": "png"}), "prompt.chunks[1].data: must be text in"),
+        (_prompt({"type": "image", "data": "", "format": 7}), "prompt.chunks[1].format"),
+        (
+            _prompt({"type": "image", "data": "", "format": "png", "expected_tokens": 2**31}),
+            "prompt.chunks[1].expected_tokens",
+        ),
+        (_prompt({"tokens": [2**31]}, {"type": "image", "data": "", "format": "png"}), "prompt.chunks[1].tokens"),
         ({"prompt": {"chunks": [{"tokens": ["a"]}]}}, "prompt.chunks[0]"),
         ({"sampling_params": {"temperature": float("nan")}}, "sampling_params.temperature"),
         ({"sampling_params": {"temperature": "1"}}, "sampling_params.temperature"),

@@ -65,6 +65,11 @@ def write_tiny_model(directory: Path) -> None:
         "dtype": "float32",
     }
     (directory / "config.json").write_text(json.dumps(config))
+    write_tokenizer(directory)
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Writes one that has a word for each token."""
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],

@@ -69,9 +69,9 @@ class Adapter:
         return dataclasses.replace(self, gradients=[], applied=list(self.applied), seq=0)
 
 
-def sampled(content: bytes, sample: Sample) -> bytes:
+def sampled(content: bytes, sample: Sample, prompt: bytes = b"") -> bytes:
     """What a sample from weights of this content says."""
-    text = repr((content, sample.prompt, sample.num_samples, sample.seed)).encode()
+    text = repr((content, prompt or sample.prompt, sample.num_samples, sample.seed)).encode()
     return b"sampled " + hashlib.sha256(text).hexdigest().encode()
 
 
@@ -218,11 +218,11 @@ class FakeEngine:
 
         return asyncio.ensure_future(write())
 
-    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str) -> Computed:
+    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str, prompt: bytes = b"") -> Computed:
         self.keys.append(key)
         await self._step("sample")
         content = b"base" if weights is None else self._load(weights.path, weights.sha256)
-        return Computed(sampled(content, sample), Usage(prompt=len(sample.prompt), sampled=sample.num_samples))
+        return Computed(sampled(content, sample, prompt), Usage(prompt=len(sample.prompt), sampled=sample.num_samples))
 
     async def wait_lost(self) -> None:
         await self.lost.wait()

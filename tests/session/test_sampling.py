@@ -7,11 +7,13 @@ from collections import Counter
 
 import pytest
 
+from everloop_trainer.session.operations import Operation, Sample
 from everloop_trainer.session.outcomes import Failed, Pending, Succeeded
 from everloop_trainer.session.ports import Position
 from everloop_trainer.session.records import Record, Result
 from everloop_trainer.session.runner import MOST_SAMPLES
-from tests.session.fake_engine import FakeEngine
+from tests.session.compacted import compact
+from tests.session.fake_engine import FakeEngine, sampled
 from tests.session.world import SAMPLER, A, Client, Running, create, fb, freeze, optim, running, sample, until
 from tests.store.crash_files import Disk
 
@@ -81,6 +83,29 @@ async def test_what_was_under_way_is_sampled_again_and_told_once(victim: str) ->
         assert found == alone
     async with running(disk, attempt=3, pod="pod-3") as world:
         assert {results(world)[SAMPLER, seq] for seq in range(8)} == {1}
+
+
+@pytest.mark.parametrize("victim", ["engine", "server"])
+async def test_a_prompt_with_images_is_what_was_sent_whoever_samples_it(victim: str) -> None:
+    """It is journaled as a body, which the next engine is given, also out of a compacted journal."""
+    args = Sample((), 1, 4, 1.0, 1.0, -1, None, 5, None, prompt_in_body=True)
+    disk, client = Disk(), Client()
+    async with running(disk) as world:
+        await until(lambda: bool(world.source.engines))
+        first = world.engine
+        first.gate = asyncio.Event()
+        await client.send(world.service, Operation(SAMPLER, 0, args, b"text and an image"))
+        await until(lambda: any(call[0] == "sample" for call in first.calls))
+        if victim == "engine":
+            first.die()
+            await until(lambda: world.engine is not first)
+            await client.ask(world.service, f"{SAMPLER}:0")
+        else:
+            await compact(world)
+    async with running(disk, attempt=2, pod="pod-2") as world:
+        found = await client.ask(world.service, f"{SAMPLER}:0")
+        assert isinstance(found, Succeeded)
+        assert found.body == sampled(b"base", args, b"text and an image")
 
 
 async def test_a_result_that_is_being_written_when_the_engine_dies_comes_once() -> None:

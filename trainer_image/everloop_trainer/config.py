@@ -43,6 +43,13 @@ class BaseModelConfig(_Json):
     """Further names by which clients may ask for it."""
 
 
+class ImagesConfig(_Json):
+    """What one image may have: bytes as it is sent, and pixels once it is decoded."""
+
+    max_bytes: Annotated[int, Field(ge=1)] = 8 << 20
+    max_pixels: Annotated[int, Field(ge=1)] = 1 << 24
+
+
 class EngineConfig(_Json):
     """How the engine computes; results depend on every one of these."""
 
@@ -50,6 +57,7 @@ class EngineConfig(_Json):
     max_sequence_length: Annotated[int, Field(ge=2)] = 2048
     """Tokens."""
     threads: Annotated[int, Field(ge=1)] = 1
+    images: ImagesConfig = ImagesConfig()
     deterministic: Literal[True] = True
     """Engines know no other way to compute."""
 

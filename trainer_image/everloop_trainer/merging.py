@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from everloop_trainer.durable import sync_directory
-from everloop_trainer.peftfiles import CARD, CONFIG, WEIGHTS
+from everloop_trainer.peftfiles import CARD, CONFIG, LOADER, SEEING_LOADER, WEIGHTS
 
 PREFIX = "base_model.model."
 HEAD = "lm_head.weight"
@@ -204,7 +204,8 @@ def _write_card(source: Path, target: Path) -> None:
     text, found, _ = source.read_text().partition("```python\n")
     card = text.replace("library_name: peft\n", "library_name: transformers\n")
     if found:
-        card += "Merged into the base model: `AutoModelForCausalLM.from_pretrained` loads this directory as it is.\n"
+        loader = SEEING_LOADER if SEEING_LOADER in source.read_text() else LOADER
+        card += f"Merged into the base model: `{loader}.from_pretrained` loads this directory as it is.\n"
     target.write_text(card)
 
 

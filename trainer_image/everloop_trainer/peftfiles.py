@@ -27,7 +27,11 @@ NAMES = (CONFIG, WEIGHTS, CARD)
 """Every file that a PEFT directory here has."""
 ALPHA = 32
 """LoRA alpha of every adapter, whatever its rank, as the hosted service has it; the scale is alpha / rank."""
+LOADER, SEEING_LOADER = "AutoModelForCausalLM", "AutoModelForImageTextToText"
+"""What transformers loads a base model of text with, and one that takes images."""
 FILE_MODE = 0o600
+_LANGUAGE_PART = ".language_model."
+"""In the names of the modules of a model that has other parts beside it, which see."""
 _LONGEST_HEADER = 100_000_000  # bytes; that of the format
 
 
@@ -61,7 +65,8 @@ def complete(state: Path, about: About) -> bool:
     modules = module_names(header)
     rank = int(json.loads(metadata["lora"])["rank"])
     _place(state.with_name(CONFIG), adapter_config(about, rank, modules))
-    _place(state.with_name(CARD), model_card(about, rank, modules, int(metadata["step"])))
+    sees = any(_LANGUAGE_PART in key for key in header)
+    _place(state.with_name(CARD), model_card(about, rank, modules, int(metadata["step"]), sees=sees))
     _link(state, state.with_name(WEIGHTS))
     sync_directory(state.parent)
     return True
@@ -122,18 +127,19 @@ def adapter_config(about: About, rank: int, modules: Sequence[str]) -> bytes:
     return json.dumps(config, indent=2).encode() + b"\n"
 
 
-def model_card(about: About, rank: int, modules: Sequence[str], step: int) -> bytes:
-    """The content of `README.md`, with the front matter that model hubs read. Pure.
+def model_card(about: About, rank: int, modules: Sequence[str], step: int, *, sees: bool = False) -> bytes:
+    """The content of `README.md`, with the front matter that model hubs read; `sees`: the base model does. Pure.
 
     What users say of a checkpoint (`user_metadata`) is not in it: a card is passed on more freely than that may be.
     """
     base = json.dumps(about.base_model)  # which is a string of YAML too, on one line
     revision = f", revision {json.dumps(about.revision)}" if about.revision else ""
+    task, loader = ("image-text-to-text", SEEING_LOADER) if sees else ("text-generation", LOADER)
     lines = [
         "---",
         f"base_model: {base}",
         "library_name: peft",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {task}",
         "tags:",
         "- lora",
         "---",
@@ -152,9 +158,9 @@ def model_card(about: About, rank: int, modules: Sequence[str], step: int) -> by
         "",
         "```python",
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM",
+        f"from transformers import {loader}",
         "",
-        f"base = AutoModelForCausalLM.from_pretrained({base})",
+        f"base = {loader}.from_pretrained({base})",
         'model = PeftModel.from_pretrained(base, ".")',
         "```",
     ]

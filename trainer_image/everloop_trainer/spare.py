@@ -37,4 +37,6 @@ def spare_config(config: TrainerConfig) -> SpareConfig:
         threads=session.engine.threads,
         max_rank=session.adapters.max_rank,
         max_sequence_length=session.engine.max_sequence_length,
+        max_image_bytes=session.engine.images.max_bytes,
+        max_image_pixels=session.engine.images.max_pixels,
     )

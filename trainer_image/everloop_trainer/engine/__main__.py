@@ -22,6 +22,8 @@ def main() -> int:
     parser.add_argument("--max-rank", type=int, default=128)
     parser.add_argument("--max-sequence-length", type=int, default=2048)
     parser.add_argument("--micro-batch-tokens", type=int, default=512)
+    parser.add_argument("--max-image-bytes", type=int, default=8 << 20)
+    parser.add_argument("--max-image-pixels", type=int, default=1 << 24)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")
     return run_spare(SpareConfig(**vars(parser.parse_args())))
 

@@ -26,14 +26,17 @@ class Row:
 
     Attributes:
         length: tokens whose keys and values are there.
+        last: the token that comes next, not in it yet.
+        offset: the position of that token less `length`: an image takes up fewer positions than tokens.
     """
 
-    def __init__(self, cache: DynamicCache, last: int) -> None:
-        """Copy what a prefill of one sequence has cached; `last` is the token that comes next, not in it yet."""
+    def __init__(self, cache: DynamicCache, last: int, offset: int = 0) -> None:
+        """Copy what a prefill of one sequence has cached."""
         self._keys = [_with_room(layer.keys[0]) for layer in cache.layers]
         self._values = [_with_room(layer.values[0]) for layer in cache.layers]
         self.length = int(cache.get_seq_length())
         self.last = last
+        self.offset = offset
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one token's key and value (heads, 1, head size) and return all (heads, length + 1, head size).

@@ -20,6 +20,15 @@ def uniforms(seed: int, position: int, count: int) -> NDArray[np.float64]:
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
+def without(logits: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return logits by which none of these tokens is ever picked."""
+    if not ids.size:
+        return logits
+    left = logits.copy()
+    left[ids] = -np.inf
+    return left
+
+
 def draw(logits: NDArray[np.float64], temperature: float, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
     """Pick a token of the whole vocabulary for each of `numbers`, as `choose` does, with replacement."""
     if temperature == 0:

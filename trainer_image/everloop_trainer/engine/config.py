@@ -21,6 +21,8 @@ class SpareConfig:
         max_sequence_length: tokens; longest training sequence, and prompt plus completion when sampling.
         micro_batch_tokens: padded tokens computed at once in training; a longer sequence goes alone, and its
             activations are computed again in the backward pass instead of kept.
+        max_image_bytes: of one image as it is sent.
+        max_image_pixels: of one image once it is decoded.
     """
 
     socket: Path
@@ -31,3 +33,5 @@ class SpareConfig:
     max_rank: int = 128
     max_sequence_length: int = 2048
     micro_batch_tokens: int = 512
+    max_image_bytes: int = 8 << 20
+    max_image_pixels: int = 1 << 24

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from everloop_losses.graph import GraphError, TracedLoss
 from everloop_losses.identity import session_of, unpack
 from everloop_trainer.engine.errors import ContentError
+from everloop_trainer.engine.images import Image
+from everloop_trainer.engine.inputs import Limits, at, check_tokens, read_chunks
 from everloop_trainer.engine.losses import BY_SLOPE, LOSSES, TRACED, UNSUPPORTED, Loss
 from everloop_trainer.engine.tensors import decode, decode_ranked
 from everloop_trainer.session.identifiers import TRAINING
@@ -26,24 +28,17 @@ TARGETS = "target_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the base model can take: token ids below `vocab_size`, at most `max_sequence_length` tokens."""
-
-    vocab_size: int
-    max_sequence_length: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingDatum:
     """One sequence: tokens int64 (n,), targets of each position int64 (n,) or (n, K), inputs float32 like targets.
 
-    `traced` are the inputs of a traced loss but the first, in its order.
+    `traced` are the inputs of a traced loss but the first, in its order; `images` those that tokens stand for.
     """
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
     inputs: Mapping[str, NDArray[np.float32]]
     traced: tuple[NDArray[Any], ...] = ()
+    images: Sequence[Image] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,8 @@ def _traced_loss(request: Any) -> TracedLoss:
 
 def _parse_traced_datum(field: str, loss: TracedLoss, datum: Any, limits: Limits) -> TrainingDatum:
     """Further inputs are not looked at: the client sends its data as it is."""
-    tokens = _model_input(f"{field}.model_input", datum.model_input, limits)
+    read = read_chunks(f"{field}.model_input", datum.model_input, limits)
+    tokens = read.tokens
     logprobs, *others = loss.inputs
     given: Mapping[str, Any] = datum.loss_fn_inputs
     for key in (TARGETS, *(each.name for each in others)):
@@ -122,14 +118,14 @@ def _parse_traced_datum(field: str, loss: TracedLoss, datum: Any, limits: Limits
             f" {logprobs.rank}"
         )
     inputs = [decode_ranked(f"{field}.loss_fn_inputs.{each.name}", given[each.name], each.rank) for each in others]
-    return TrainingDatum(tokens, targets.astype(np.int64), {}, tuple(inputs))
+    return TrainingDatum(tokens, targets.astype(np.int64), {}, tuple(inputs), read.images)
 
 
 def _targets(where: str, tensor: Any, length: int, limits: Limits) -> NDArray[Any]:
     targets = decode(where, tensor, length)
     if targets.dtype.kind != "i":
         raise ContentError(f"{where}: must be integers, got float32")
-    _check_tokens(where, targets, limits)
+    check_tokens(where, targets, limits)
     return targets
 
 
@@ -159,7 +155,8 @@ def _options(name: str, loss: Loss, request: Any) -> dict[str, float]:
 
 
 def _parse_datum(field: str, name: str, loss: Loss, datum: Any, limits: Limits) -> TrainingDatum:
-    tokens = _model_input(f"{field}.model_input", datum.model_input, limits)
+    read = read_chunks(f"{field}.model_input", datum.model_input, limits)
+    tokens = read.tokens
     given: Mapping[str, Any] = datum.loss_fn_inputs
     needed = (TARGETS, *loss.inputs)
     for extra in sorted(set(given) - set(needed)):
@@ -180,39 +177,8 @@ def _parse_datum(field: str, name: str, loss: Loss, datum: Any, limits: Limits) 
         if values.shape != targets.shape:
             raise ContentError(f"{where}: shape {values.shape} differs from that of {TARGETS}, {targets.shape}")
         for position in np.argwhere(~np.isfinite(values))[:1]:
-            raise ContentError(f"{where}{_at(position)}: must be finite, got {values[tuple(position)]}")
+            raise ContentError(f"{where}{at(position)}: must be finite, got {values[tuple(position)]}")
         inputs[key] = values
     if loss.of_sequence and inputs["advantages"].any() and not inputs["sequence_ratio_mask"].any():
         raise ContentError(f"{field}.loss_fn_inputs.sequence_ratio_mask: marks no token")
-    return TrainingDatum(tokens, targets.astype(np.int64), inputs)
-
-
-def _model_input(field: str, chunks: Any, limits: Limits) -> NDArray[np.int64]:
-    parts = []
-    for index, chunk in enumerate(chunks):
-        kind = chunk.WhichOneof("chunk")
-        if kind != "encoded_text":
-            raise ContentError(f"{field}.chunks[{index}]: {kind} chunks are not supported by this base model")
-        data = chunk.encoded_text.tokens
-        if len(data) % 4:
-            raise ContentError(f"{field}.chunks[{index}].tokens: {len(data)} bytes are no int32 array")
-        parts.append(np.frombuffer(data, "<i4").astype(np.int64))
-    tokens = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    if not tokens.size:
-        raise ContentError(f"{field}: must hold at least one token")
-    if tokens.size > limits.max_sequence_length:
-        raise ContentError(f"{field}: {tokens.size} tokens exceed the maximum of {limits.max_sequence_length}")
-    _check_tokens(field, tokens, limits)
-    return tokens
-
-
-def _check_tokens(field: str, tokens: NDArray[Any], limits: Limits) -> None:
-    for position in np.argwhere((tokens < 0) | (tokens >= limits.vocab_size))[:1]:
-        token = tokens[tuple(position)]
-        raise ContentError(
-            f"{field}{_at(position)}: token id {token} is outside the vocabulary (0 to {limits.vocab_size - 1})"
-        )
-
-
-def _at(position: NDArray[Any]) -> str:
-    return "".join(f"[{index}]" for index in position)
+    return TrainingDatum(tokens, targets.astype(np.int64), inputs, images=read.images)

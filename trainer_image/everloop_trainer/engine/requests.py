@@ -6,8 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.errors import ContentError
+from everloop_trainer.engine.images import Image
+from everloop_trainer.engine.inputs import not_text
 from everloop_trainer.engine.targets import PromptTargets
 
 MOST_LIKELIEST = 256
@@ -36,6 +41,7 @@ class SampleRequest:
         target_prompt_logprobs: tokens to be scored at positions of the prompt, whatever stands there.
         prompt_alt_tokens_k: so many tokens are drawn, at `temperature` from the whole vocabulary, for each position of
             the prompt but the first.
+        images: those that tokens of the prompt stand for, in their order. Of these tokens nothing is told.
     """
 
     prompt: Sequence[int]
@@ -52,6 +58,14 @@ class SampleRequest:
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: PromptTargets | None = None
     prompt_alt_tokens_k: int = 0
+    images: Sequence[Image] = ()
+
+    def seen(self) -> NDArray[np.bool_]:
+        """Which tokens of the prompt (length,) stand for parts of images."""
+        marked = np.zeros(len(self.prompt), np.bool_)
+        for image in self.images:
+            marked[image.start : image.start + image.tokens] = True
+        return marked
 
     @property
     def scored(self) -> int:
@@ -64,7 +78,10 @@ class SampleRequest:
         """Return the most tokens one completion may have; raise ContentError naming the field that is wrong."""
         if not self.prompt:
             raise ContentError("prompt: must hold at least one token")
+        no_text = frozenset() if self.images else frozenset(base.reserved.tolist())
         for index, token in enumerate(self.prompt):
+            if token in no_text:
+                raise ContentError(f"prompt[{index}]: {not_text(token)}")
             if not 0 <= token < base.vocab_size:
                 raise ContentError(
                     f"prompt[{index}]: token id {token} is outside the vocabulary (0 to {base.vocab_size - 1})"

@@ -5,7 +5,8 @@ position), its attention of its own keys and values (attention.py), and linear l
 which the bits of a row are the same whatever is in the others and however many multiples there are.
 
 Reported log-probabilities are those of the model itself (softmax of the logits at temperature 1, before top_k and
-top_p): what `forward` reports for the same tokens, so that importance ratios against training are exact.
+top_p): what `forward` reports for the same tokens, so that importance ratios against training are exact. Tokens that
+stand for parts of images are never picked, and count in that softmax as they do in `forward`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transformers import DynamicCache
 
 from everloop_trainer.engine.attention import Row
 from everloop_trainer.engine.base import BaseModel
-from everloop_trainer.engine.choosing import choose, log_sum_exp, uniform
+from everloop_trainer.engine.choosing import choose, log_sum_exp, uniform, without
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.lora import Adapter
 from everloop_trainer.engine.requests import SampleRequest, StopRule, stop_rule
@@ -42,6 +43,15 @@ class _Completion:
     stopped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Prefilled:
+    """A prompt that has been run: keys and values, `offset` as of a Row, and logits float64 of what follows it."""
+
+    cache: DynamicCache
+    offset: int
+    logits: NDArray[np.float64]
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """One request. `prefilled`: what its samples begin with, until the last one has a place."""
@@ -55,7 +65,7 @@ class _Job:
     completions: list[_Completion]
     begun: int = 0
     ended: int = 0
-    prefilled: tuple[DynamicCache, NDArray[np.float64]] | None = None
+    prefilled: _Prefilled | None = None
     scores: PromptScores | None = None
 
 
@@ -157,8 +167,8 @@ class Sampler:
             try:
                 if job.prefilled is None:
                     job.prefilled = self._prefill(job)
-                cache, logits = job.prefilled
-                token = self._go_on(job, job.begun, logits)
+                begun = job.prefilled
+                token = self._go_on(job, job.begun, begun.logits)
             except ContentError as error:
                 answers.append((job.key, error))
                 self._let_go(job)
@@ -166,7 +176,7 @@ class Sampler:
             if token is None:
                 answers += self._end(job)
             else:
-                self._places.append(_Place(job, job.begun, Row(cache, token)))
+                self._places.append(_Place(job, job.begun, Row(begun.cache, token, begun.offset)))
             job.begun += 1
             self._take_turns(job)
             if fresh and needed():
@@ -185,20 +195,24 @@ class Sampler:
         if jobs:
             self._waiting[job.share] = jobs
 
-    def _prefill(self, job: _Job) -> tuple[DynamicCache, NDArray[np.float64]]:
+    def _prefill(self, job: _Job) -> _Prefilled:
         """Run a prompt, alone: its bits do not depend on other prompts either."""
         self._base.use(job.adapter)
         cache = DynamicCache()
         request = job.request
-        hidden = self._base.hidden(torch.tensor([list(request.prompt)], dtype=torch.int64), cache)
+        prompt = torch.tensor([list(request.prompt)], dtype=torch.int64)
+        sight = self._base.see(prompt, [request.images])
+        hidden = self._base.hidden(prompt, cache, sight=sight)
         job.scores = score_prompt(self._base, hidden[0], request)
-        return cache, _finite(self._base.logits(hidden[0, -1:])[0])
+        offset = 0 if sight is None else sight.offsets[0]
+        return _Prefilled(cache, offset, _finite(self._base.logits(hidden[0, -1:])[0]))
 
     def _go_on(self, job: _Job, index: int, logits: NDArray[np.float64]) -> int | None:
         """Add the next token to a completion and return it, or None if that was the last one."""
         request, completion = job.request, job.completions[index]
         number = uniform(request.seed, index, len(completion.tokens))
-        token = choose(logits, request.temperature, request.top_k, request.top_p, number)
+        allowed = without(logits, self._base.reserved)
+        token = choose(allowed, request.temperature, request.top_k, request.top_p, number)
         completion.tokens.append(token)
         normaliser = log_sum_exp(logits)
         completion.logprobs.append(float(logits[token] - normaliser))

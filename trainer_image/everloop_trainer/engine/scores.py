@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from everloop_trainer.engine.base import BaseModel
-from everloop_trainer.engine.choosing import draw, log_sum_exp, uniforms
+from everloop_trainer.engine.choosing import draw, log_sum_exp, uniforms, without
 from everloop_trainer.engine.errors import ContentError
 from everloop_trainer.engine.requests import SampleRequest
 from everloop_trainer.tinker_proto import tinker_public
@@ -35,6 +35,11 @@ class Likeliest:
         self.ids.append(top.astype(np.int32))
         self.logprobs.append((logits[top] - normaliser).astype(np.float32))
 
+    def skip(self, k: int) -> None:
+        """Take in a position of which nothing is told."""
+        self.ids.append(np.zeros(k, np.int32))
+        self.logprobs.append(np.full(k, EMPTY_LOGPROB, np.float32))
+
     def to_proto(self, k: int, length: int) -> Any:
         """As the last of `length` positions; those before them are empty."""
         empty = length - len(self.ids)
@@ -50,11 +55,10 @@ class Drawn:
     ids: list[NDArray[np.int64]] = field(default_factory=list)
     logprobs: list[NDArray[np.float32]] = field(default_factory=list)
 
-    def add(self, logits: NDArray[np.float64], normaliser: float, temperature: float, numbers: NDArray[Any]) -> None:
-        """Draw one token for each of `numbers`, from logits float64 (vocabulary,) and their log_sum_exp."""
-        ids = draw(logits, temperature, numbers)
+    def add(self, ids: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
+        """Take in those of a position, (k,) both."""
         self.ids.append(ids)
-        self.logprobs.append((logits[ids] - normaliser).astype(np.float32))
+        self.logprobs.append(logprobs.astype(np.float32))
 
     def to_proto(self, k: int) -> Any:
         """As the SDK's PromptAltTokens: two matrices (positions, k)."""
@@ -88,7 +92,9 @@ class PromptScores:
         length = len(request.prompt)
         if request.prompt_logprobs:
             before = np.full(length - request.scored, np.nan, np.float32)
-            response.prompt_logprobs = np.concatenate([before, self.logprobs]).tobytes()
+            values = np.concatenate([before, self.logprobs])
+            values[request.seen()] = np.nan
+            response.prompt_logprobs = values.tobytes()
         if k := request.topk_prompt_logprobs:
             response.topk_prompt_logprobs.CopyFrom(self.likeliest.to_proto(k, length))
         if request.target_prompt_logprobs is not None:
@@ -133,19 +139,26 @@ def score_prompt(base: BaseModel, hidden: torch.Tensor, request: SampleRequest) 
             at = torch.from_numpy(rows[here] - (start - 1))
             ids = torch.from_numpy(wanted.ids[named[here]])
             scores.targets[named[here]] = (logits[at, ids] - normaliser[at, 0]).numpy()
-        _tell_tokens(scores, request, start, logits)
+        _tell_tokens(base, scores, request, start, logits)
     return scores
 
 
-def _tell_tokens(scores: PromptScores, request: SampleRequest, start: int, logits: torch.Tensor) -> None:
+def _tell_tokens(
+    base: BaseModel, scores: PromptScores, request: SampleRequest, start: int, logits: torch.Tensor
+) -> None:
     """Add the likeliest and the drawn tokens of the positions from `start` on, whose logits these are."""
     k, first_scored = request.topk_prompt_logprobs, len(request.prompt) - request.scored
     if not (k or request.prompt_alt_tokens_k):
         return
+    seen = request.seen()
     for position, row in enumerate(logits.double().numpy(), start):
         normaliser = log_sum_exp(row)
         if k and position >= first_scored:
-            scores.likeliest.add(row, normaliser, k)
+            if seen[position]:
+                scores.likeliest.skip(k)
+            else:
+                scores.likeliest.add(row, normaliser, k)
         if request.prompt_alt_tokens_k:
             numbers = uniforms(request.seed, position, request.prompt_alt_tokens_k)
-            scores.drawn.add(row, normaliser, request.temperature, numbers)
+            ids = draw(without(row, base.reserved), request.temperature, numbers)
+            scores.drawn.add(ids, row[ids] - normaliser)

@@ -175,7 +175,9 @@ def _micro_batch(
     tokens = np.zeros((len(lengths), max(lengths)), np.int64)
     for row, datum in zip(tokens, batch.data, strict=True):
         row[: len(datum.tokens)] = datum.tokens
-    padded = base.hidden(torch.from_numpy(tokens), recompute=tokens.size > budget)
+    ids = torch.from_numpy(tokens)
+    sight = base.see(ids, [datum.images for datum in batch.data])
+    padded = base.hidden(ids, recompute=tokens.size > budget, sight=sight)
     hidden = torch.cat([row[:length] for row, length in zip(padded, lengths, strict=True)])
     targets, inputs = _columns(batch.data)
 

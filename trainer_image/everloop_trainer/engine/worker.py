@@ -30,8 +30,9 @@ from everloop_trainer.engine import framing, memory, state
 from everloop_trainer.engine.adam import AdamParams
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.config import SpareConfig
-from everloop_trainer.engine.datums import Limits, parse_request
+from everloop_trainer.engine.datums import parse_request
 from everloop_trainer.engine.errors import ContentError, StateError, accelerator_failed, out_of_memory
+from everloop_trainer.engine.inputs import read_chunks
 from everloop_trainer.engine.lora import Adapter, LoraSpec, layout
 from everloop_trainer.engine.model import LoraModel, load_adapter
 from everloop_trainer.engine.requests import SampleRequest
@@ -40,6 +41,7 @@ from everloop_trainer.engine.spare import EXIT_DEFECT
 from everloop_trainer.engine.targets import PromptTargets
 from everloop_trainer.exitcodes import ACCELERATOR_FAILED
 from everloop_trainer.termination import give_up
+from everloop_trainer.tinker_proto import tinker_public
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,6 @@ class Worker:
         self._connection = connection
         self._base = base
         self._config = config
-        self._limits = Limits(base.vocab_size, base.max_sequence_length)
         self._models: dict[str, LoraModel] = {}
         self._frozen: OrderedDict[str, Adapter] = OrderedDict()
         self._sampler = Sampler(base)
@@ -120,7 +121,7 @@ class Worker:
     def _answer(self, header: Mapping[str, Any], body: bytes) -> None:
         try:
             if header["op"] == "sample":
-                self._sample(header)  # answered when it ends
+                self._sample(header, body)  # answered when it ends
                 return
             answer, content = self._operations[header["op"]](header, body)
         except ContentError as error:
@@ -190,7 +191,7 @@ class Worker:
 
     def _forward_backward(self, header: Mapping[str, Any], body: bytes) -> Answer:
         model = self._model(header)
-        batch = parse_request(body, self._limits)
+        batch = parse_request(body, self._base.limits)
         run = model.forward if header["forward_only"] else model.forward_backward
         outcome = run(self._base, header["seq"], batch, self._config.micro_batch_tokens)
         tokens = {"scored" if header["forward_only"] else "trained": sum(len(datum.tokens) for datum in batch.data)}
@@ -249,12 +250,14 @@ class Worker:
             except OSError:
                 return
 
-    def _sample(self, header: Mapping[str, Any]) -> None:
+    def _sample(self, header: Mapping[str, Any], body: bytes) -> None:
         adapter = None if header["weights"] is None else self._frozen_adapter(header)
-        values = {name: header[name] for name in SampleRequest.__dataclass_fields__}
-        targets = PromptTargets.from_header(values.pop("target_prompt_logprobs"))
-        request = SampleRequest(**values, target_prompt_logprobs=targets)
-        self._sampler.add(header["id"], request, adapter, header["key"])
+        values = {name: header[name] for name in SampleRequest.__dataclass_fields__ if name != "images"}
+        values["target_prompt_logprobs"] = PromptTargets.from_header(values["target_prompt_logprobs"])
+        if body:  # a prompt with images
+            read = read_chunks("prompt", tinker_public.Datum.FromString(body).model_input, self._base.limits)
+            values |= {"prompt": read.tokens.tolist(), "images": read.images}
+        self._sampler.add(header["id"], SampleRequest(**values), adapter, header["key"])
 
     def _cancel(self, header: Mapping[str, Any], _body: bytes) -> Answer:
         self._sampler.cancel(header["sample"])

@@ -143,7 +143,7 @@ class EngineClient:
             raise
         return written
 
-    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str) -> Computed:
+    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str, prompt: bytes = b"") -> Computed:
         """See `session.ports.Engine`."""
         stored: dict[str, Any] = {"weights": None}
         if weights is not None:
@@ -152,6 +152,7 @@ class EngineClient:
         number = next(self._ids)
         asking = self._ask(
             "sample",
+            prompt,
             number=number,
             **stored,
             key=key,

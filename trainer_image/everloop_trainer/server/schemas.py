@@ -7,11 +7,22 @@ looks like a number is none, and neither is a truth value. Sources: `tinker/type
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Annotated, Any, Literal
 
 import pydantic_core
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    Tag,
+)
 from pydantic_core import PydanticCustomError
 
 MOST_OF_A_SESSION = 10**18
@@ -106,10 +117,11 @@ class OtherOptimParams(_Request):
     type: str
 
 
-ADAM, OTHER, TEXT_CHUNK, OTHER_CHUNK, STOP_TEXT, STOP_TEXTS, STOP_IDS = ALTERNATIVES = (
+ADAM, OTHER, TEXT_CHUNK, IMAGE_CHUNK, OTHER_CHUNK, STOP_TEXT, STOP_TEXTS, STOP_IDS = ALTERNATIVES = (
     "(adam)",
     "(other)",
     "(text chunk)",
+    "(image chunk)",
     "(other chunk)",
     "(stop text)",
     "(stop texts)",
@@ -196,19 +208,38 @@ class EncodedTextChunk(_Request):
     type: Literal["encoded_text"] = "encoded_text"
 
 
+def _decoded(value: object) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)  # type: ignore[arg-type]  # what else there is raises TypeError
+    except (TypeError, ValueError):
+        raise PydanticCustomError("base64", "must be text in base64") from None
+
+
+class ImageChunk(_Request):
+    """SDK `ImageChunk`; `data` is the file, in base64 on the wire. `expected_tokens` is an int32 of the engine's."""
+
+    data: Annotated[bytes, BeforeValidator(_decoded)]
+    format: str
+    expected_tokens: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    type: Literal["image"] = "image"
+
+
 class OtherChunk(_Request):
-    """An image, an image's address or audio: decoded so that the refusal can name it."""
+    """An image's address or audio: decoded so that the refusal can name it."""
 
     type: str
 
 
 def _chunk_type(value: object) -> str:
     kind = value.get("type", "encoded_text") if isinstance(value, dict) else getattr(value, "type", "")
-    return TEXT_CHUNK if kind == "encoded_text" else OTHER_CHUNK
+    return {"encoded_text": TEXT_CHUNK, "image": IMAGE_CHUNK}.get(str(kind), OTHER_CHUNK)
 
 
 Chunk = Annotated[
-    Annotated[EncodedTextChunk, Tag(TEXT_CHUNK)] | Annotated[OtherChunk, Tag(OTHER_CHUNK)], Discriminator(_chunk_type)
+    Annotated[EncodedTextChunk, Tag(TEXT_CHUNK)]
+    | Annotated[ImageChunk, Tag(IMAGE_CHUNK)]
+    | Annotated[OtherChunk, Tag(OTHER_CHUNK)],
+    Discriminator(_chunk_type),
 ]
 
 

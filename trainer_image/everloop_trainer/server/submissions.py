@@ -7,8 +7,9 @@ without an address raises `Undecodable`.
 
 from __future__ import annotations
 
+import array
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from everloop_trainer.session.operations import (
     SaveWeightsExternal,
     SaveWeightsForSampler,
 )
+from everloop_trainer.tinker_proto import tinker_public
 
 MAX_SAMPLES = 1024
 """Continuations in one sample request."""
@@ -44,6 +46,8 @@ MAX_LEARNING_RATE = 100.0
 
 MOST_PROMPT_TOKENS = 2**20
 """Tokens of a prompt that are looked at: more than any context window has."""
+
+_ASSET = "image_asset_pointer"
 
 LONGEST_PATH = 400
 """Characters of a path that an error message repeats."""
@@ -121,7 +125,10 @@ def sample(body: Body, weights: str | None, *, stand_ins: bool = False) -> Opera
     With `stand_ins`, what is to be recorded for a loss that has a stand-in need not be: the stand-in asks for nothing.
     """
     stream, seq = _text(body, "sampling_session_id", _SAMPLER), _number(body, "seq_id", 0)
-    return Operation(stream, seq, _content(Sample.KIND, lambda: _sample(body, weights, stand_ins)))
+    try:
+        return Operation(stream, seq, *_sample(body, weights, stand_ins))
+    except _ContentError as error:
+        return Operation(stream, seq, Refused(Sample.KIND, str(error)))
 
 
 def sample_sequence_ids(operation: Operation) -> list[str]:
@@ -241,25 +248,20 @@ def _recipients(keys: list[str] | None) -> tuple[str, ...]:
     return tuple(keys or ())
 
 
-def _sample(body: Body, weights: str | None, stand_ins: bool) -> Arguments:
+def _sample(body: Body, weights: str | None, stand_ins: bool) -> tuple[Sample, bytes]:
+    """The arguments, and the body of the operation."""
     request = _validated(schemas.SampleRequest, body)
     params = request.sampling_params
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise _ContentError(f"num_samples: must be between 1 and {MAX_SAMPLES}, got {request.num_samples}")
     if request.record_stability_info and not stand_ins:
         raise _ContentError("record_stability_info: what stable_reinforce needs is not published, so it isn't served")
-    prompt: list[int] = []
-    for index, chunk in enumerate(request.prompt.chunks):
-        if not isinstance(chunk, schemas.EncodedTextChunk):
-            raise _ContentError(
-                f"prompt.chunks[{index}]: chunks of type {chunk.type!r} are not served, only encoded_text"
-            )
-        prompt += chunk.tokens
+    prompt, chunks = _prompt(request.prompt.chunks)
     if len(prompt) > MOST_PROMPT_TOKENS:
         raise _ContentError(f"prompt: {len(prompt)} tokens, more than the {MOST_PROMPT_TOKENS} of any context window")
     stop = tuple(params.stop) if isinstance(params.stop, list) else params.stop
-    return Sample(
-        prompt=tuple(prompt),
+    args = Sample(
+        prompt=prompt,
         num_samples=request.num_samples,
         max_tokens=params.max_tokens,
         temperature=params.temperature,
@@ -274,7 +276,36 @@ def _sample(body: Body, weights: str | None, stand_ins: bool) -> Arguments:
         topk_sample_logprobs=request.topk_sample_logprobs,
         target_prompt_logprobs=_targets(request.target_prompt_logprobs),
         prompt_alt_tokens_k=request.prompt_alt_tokens_k,
+        prompt_in_body=bool(chunks),
     )
+    return args, chunks
+
+
+def _prompt(chunks: Sequence[schemas.Chunk]) -> tuple[tuple[int, ...], bytes]:
+    """A prompt as token ids or, if there are images in it, as a serialised Datum; the other is empty."""
+    for index, chunk in enumerate(chunks):
+        if isinstance(chunk, schemas.OtherChunk):
+            why = " (nothing is fetched for a client)" if chunk.type == _ASSET else ""
+            raise _ContentError(
+                f"prompt.chunks[{index}]: chunks of type {chunk.type!r} are not served{why}, only encoded_text and"
+                " image"
+            )
+    texts = [chunk for chunk in chunks if isinstance(chunk, schemas.EncodedTextChunk)]
+    if len(texts) == len(chunks):
+        return tuple(token for chunk in texts for token in chunk.tokens), b""
+    datum = tinker_public.Datum()
+    for index, chunk in enumerate(chunks):
+        if isinstance(chunk, schemas.ImageChunk):
+            datum.model_input.add().image.MergeFrom(
+                tinker_public.ImageChunk(data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens)
+            )
+        elif isinstance(chunk, schemas.EncodedTextChunk):
+            try:
+                tokens = array.array("i", chunk.tokens)
+            except OverflowError:
+                raise _ContentError(f"prompt.chunks[{index}].tokens: must be ids of 32 bits") from None
+            datum.model_input.add().encoded_text.tokens = tokens.tobytes()
+    return (), datum.SerializeToString()
 
 
 def _targets(tensor: schemas.TargetTokens | None) -> PromptTargets | None:

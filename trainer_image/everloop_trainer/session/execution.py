@@ -67,7 +67,9 @@ class Execution:
 
     async def request(self, entry: Entry) -> bytes:
         """What `run` needs of the body that an operation was accepted with. Raises JournalDamaged, StorageFailed."""
-        return await self._context.journal.read(entry.accepted) if isinstance(entry.args, ForwardBackward) else b""
+        args = entry.args
+        needed = isinstance(args, ForwardBackward) or (isinstance(args, Sample) and args.prompt_in_body)
+        return await self._context.journal.read(entry.accepted) if needed else b""
 
     async def run(self, engine: Engine, generation: int, entry: Entry, request: bytes) -> tuple[Result, bytes, float]:
         """The result record of an operation, its body, and the seconds of the try that came to it.
@@ -110,7 +112,7 @@ class Execution:
         if isinstance(args, Refused):
             return self._failed(entry, args.error)
         if isinstance(args, Sample):
-            return await self._sample(engine, entry, args)
+            return await self._sample(engine, entry, args, request)
         if isinstance(args, CreateModel):
             return await self._create(engine, entry, args)
         if isinstance(args, LoadWeights) and entry.seq == CREATION:
@@ -256,10 +258,10 @@ class Execution:
             user_metadata=args.user_metadata,
         )
 
-    async def _sample(self, engine: Engine, entry: Entry, args: Sample) -> Ending:
+    async def _sample(self, engine: Engine, entry: Entry, args: Sample, request: bytes) -> Ending:
         key = self._context.keys.of(entry.stream)
         if args.weights is None:
-            return self._computed(entry, BASE, await engine.sample(None, args, key))
+            return self._computed(entry, BASE, await engine.sample(None, args, key, request))
         checkpoint = self._context.history.frozen.get(args.weights) if args.weights.startswith(FROZEN) else None
         if checkpoint is not None and checkpoint.stored.kind == "external_weights":
             error = (
@@ -274,7 +276,8 @@ class Execution:
             stored.sha256,
             checkpoint.lora,
         )
-        return self._computed(entry, storage_id(checkpoint.model_id), await engine.sample(weights, args, key))
+        computed = await engine.sample(weights, args, key, request)
+        return self._computed(entry, storage_id(checkpoint.model_id), computed)
 
     def _computed(self, entry: Entry, model: str, computed: Computed) -> Ending:
         self._use(entry, model, computed.usage)

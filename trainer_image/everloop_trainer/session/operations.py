@@ -1,7 +1,8 @@
 """Operations of the wire as values, and their form in the journal.
 
 An operation is addressed by its stream (model id or sampling session id) and its number there. Small arguments are
-journaled as JSON and validated strictly when read back; a forward_backward's protobuf request is the record's body.
+journaled as JSON and validated strictly when read back; a forward_backward's protobuf request is the record's body, and
+so is a prompt with images.
 """
 
 from __future__ import annotations
@@ -142,8 +143,9 @@ class Sample:
     """SDK `asample`: `num_samples` continuations of a prompt of token ids.
 
     `weights`: None for the base model, a tinker path, or `WEIGHTS_OF_SAMPLER`; acceptance resolves the latter two to
-    a frozen file, and `seed` None to a number. `stop`: None stops at EOS, an empty list at nothing. The last six say
-    what is told beside the sampled tokens and their log-probabilities.
+    a frozen file, and `seed` None to a number. `stop`: None stops at EOS, an empty list at nothing. Then come six that
+    say what is told beside the sampled tokens and their log-probabilities. `prompt_in_body`: the prompt has images, so
+    it is the operation's body, the chunks of a protobuf Datum as the client gave them, and `prompt` is empty.
     """
 
     KIND: ClassVar[str] = "sample"
@@ -162,6 +164,7 @@ class Sample:
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: PromptTargets | None = None
     prompt_alt_tokens_k: int = 0
+    prompt_in_body: bool = False
 
 
 @with_config(STRICT)

@@ -134,11 +134,11 @@ class Engine(Protocol):
         ConnectionError/EOFError if the engine was lost first.
         """
 
-    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str) -> Computed:
+    async def sample(self, weights: FrozenWeights | None, sample: Sample, key: str, prompt: bytes = b"") -> Computed:
         """Sample from stored weights or, with None, from the base model; returns a protobuf SampleResponse.
 
-        Those of different keys take turns at the places that the engine has. If it is cancelled, the engine lets go of
-        the sample.
+        `prompt` is the body of an operation that has its prompt there. Those of different keys take turns at the places
+        that the engine has. If it is cancelled, the engine lets go of the sample.
         """
 
     async def wait_lost(self) -> None:
