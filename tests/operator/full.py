@@ -148,7 +148,12 @@ FULL: dict[str, Any] = {
             "source": {"claim": {"claimName": "models", "path": "base"}},
         },
         "image": "trainer:2",
-        "engine": {"dtype": "BFloat16", "maxSequenceLength": 4096, "threads": 4},
+        "engine": {
+            "dtype": "BFloat16",
+            "maxSequenceLength": 4096,
+            "threads": 4,
+            "images": {"maxBytes": 100_000, "maxPixels": 1_000_000},
+        },
         "workers": {
             "resources": {
                 "requests": {"cpu": 2, "memory": "8Gi", "nvidia.com/gpu": 1},

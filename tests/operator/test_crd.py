@@ -153,6 +153,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"dtype": "Float16"}}, "spec.engine.dtype"),
     ({"engine": {"maxSequenceLength": 0}}, "spec.engine.maxSequenceLength"),
     ({"engine": {"threads": 0}}, "spec.engine.threads"),
+    ({"engine": {"images": {"maxPixels": 10}}}, "spec.engine.images.maxPixels"),
     ({"engine": {"threads": "two"}}, "spec.engine.threads"),
     ({"workers": {"resources": {"limits": {"cpu": "lots"}}}}, "spec.workers.resources.limits.cpu"),
     ({"workers": {"resources": {"limits": {"cpu": "-1"}}}}, "spec.workers.resources.limits.cpu"),

@@ -28,7 +28,12 @@ CLAIMS = {
     "storage": {"journal": {"claim": {"claimName": "journals"}}},
 }
 CHANGED = {
-    "engine": {"dtype": "BFloat16", "maxSequenceLength": 4096, "threads": 3},
+    "engine": {
+        "dtype": "BFloat16",
+        "maxSequenceLength": 4096,
+        "threads": 3,
+        "images": {"maxBytes": 5000, "maxPixels": 6000},
+    },
     "adapters": {"maxModels": 2, "maxRank": 64},
     "snapshots": {"replayBudgetSeconds": 7},
     "checkpoints": {"everySeconds": 90, "keepLast": 4},
@@ -58,6 +63,8 @@ def test_the_trainer_reads_what_the_operator_writes(changes: dict[str, Any]) -> 
     assert spare.dtype == spec.engine.dtype.lower()
     assert spare.threads == spec.engine.threads
     assert spare.max_sequence_length == spec.engine.max_sequence_length
+    assert spare.max_image_bytes == spec.engine.images.max_bytes
+    assert spare.max_image_pixels == spec.engine.images.max_pixels
     assert spare.max_rank == spec.adapters.max_rank
 
 

@@ -19,6 +19,18 @@ MAX_NAME_LENGTH = 40
 """Children add `-a<attempt>-<rank>` and `-a<attempt>-token`, and a label value ends at 63 characters."""
 
 
+class ImagesSpec(ApiModel):
+    """What is taken of images, where the base model takes any. A change starts a new attempt."""
+
+    max_bytes: Annotated[int, Field(ge=1024, le=33_554_432)] = Field(
+        default=8_388_608, description="Greatest size of one image as it is sent, in bytes."
+    )
+    max_pixels: Annotated[int, Field(ge=1024, le=67_108_864)] = Field(
+        default=16_777_216,
+        description="Greatest size of one image once it is decoded, in pixels; read from its header, before that.",
+    )
+
+
 class EngineSpec(ApiModel):
     """How the engine computes. Results depend on all of it."""
 
@@ -33,6 +45,9 @@ class EngineSpec(ApiModel):
     threads: Annotated[int, Field(ge=1, le=256)] = Field(
         default=2,
         description="CPU threads of the engine. The last bits of results depend on it. A change starts a new attempt.",
+    )
+    images: ImagesSpec = Field(
+        default=ImagesSpec(), description="What is taken of images, where the base model takes any."
     )
 
 

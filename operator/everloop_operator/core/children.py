@@ -69,6 +69,8 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
             "dtype": spec.engine.dtype,
             "maxSequenceLength": spec.engine.max_sequence_length,
             "threads": spec.engine.threads,
+            # Without it the trainer has the same defaults; older ones know no images.
+            **({"images": images} if (images := _images(spec)) else {}),
             "deterministic": True,
         },
         "adapters": {"maxModels": spec.adapters.max_models, "maxRank": spec.adapters.max_rank},
@@ -78,6 +80,10 @@ def trainer_config(session: Session, spec: TrainingSessionSpec, attempt: int) ->
         **({"copies": configured} if (configured := copies.trainer_config(spec)) else {}),
         "tokenFile": f"{volumes.TOKEN_MOUNT}/{names.TOKEN_FIELD}",
     }
+
+
+def _images(spec: TrainingSessionSpec) -> Body:
+    return spec.engine.images.model_dump(by_alias=True, exclude_defaults=True)
 
 
 def pod(
