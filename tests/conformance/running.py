@@ -15,7 +15,7 @@ from tests.bench.stack import Stack, serving
 from tests.conformance.page import Told
 from tests.prepared import client_python, environment_python
 from tests.server.pod import REPOSITORY, Pod
-from tests.server.tinymodel import NAME, write_tiny_model
+from tests.server.tinyvision import NAME, write_tiny_seeing_model
 
 PROGRAM = "tests.conformance.sdk"
 SECONDS = 400.0
@@ -25,7 +25,7 @@ LONGEST = 256
 def told_by_all(place: Path) -> list[Told]:
     """What each SDK says of each of its rows, newest first; `place` is an empty directory."""
     model = place / NAME
-    write_tiny_model(model)
+    write_tiny_seeing_model(model)
     (place / "stack").mkdir()
     with serving(place / "stack", NAME, model, LONGEST, _many_models) as stack, ExitStack() as running:
         pythons = {"newest": client_python(), "older": environment_python("client-029")}

@@ -30,9 +30,14 @@ RATIO_LOSSES: dict[str, dict[str, float]] = {
     "dro": {"beta": 0.05},
 }
 PIXEL = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c636060606000000005000"
-    "1a5f645400000000049454e44ae426082"
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c6378a6110500036001694"
+    "00dc8990000000049454e44ae426082"
 )
+BLACK = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63606060000000040001f"
+    "61738550000000049454e44ae426082"
+)
+"""Two images of one pixel."""
 
 
 @probe('loss_fn="cross_entropy"', "after `optim_step` the loss is lower")
@@ -191,17 +196,30 @@ def text_chunk(world: World) -> None:
     check(all(close(one, other) for one, other in zip(found[1:], expected[1:], strict=True)), f"{found}")
 
 
-def other_chunk(world: World, chunk: Any) -> None:
-    """A prompt with it is sampled from otherwise than one without."""
-    text = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=TEXTS[0]), chunk])
-    done(world.sampler.sample(text, 1, GREEDY))
+def scored_after(world: World, chunk: Any) -> list[float | None]:
+    """Log-probabilities of a prompt with a chunk among its tokens."""
+    text = [types.EncodedTextChunk(tokens=each) for each in TEXTS[:2]]
+    return list(done(world.sampler.compute_logprobs(types.ModelInput(chunks=[text[0], chunk, text[1]]))))
 
 
-for _chunk in (
-    types.ImageChunk(data=PIXEL, format="png", expected_tokens=1),
-    types.ImageAssetPointerChunk(format="png", location="https://images.test/pixel.png", expected_tokens=1),
-    types.DmelChunk(dmel=bytes([0, 2, 1, 1, 0, 0, 0, 0])),
-):
-    PROBES[type(_chunk).__name__] = Probe(
-        functools.partial(other_chunk, chunk=_chunk), "a prompt with it is sampled from", reasons.IMAGES
-    )
+@probe("ImageChunk", "after another image the same text has other log-probabilities; what stands for an image has none")
+def image_chunk(world: World) -> None:
+    images = [types.ImageChunk(data=data, format="png", expected_tokens=1) for data in (PIXEL, BLACK)]
+    one, other = (scored_after(world, image) for image in images)
+    before = len(TEXTS[0])
+    check(len(one) == before + 1 + len(TEXTS[1]), f"{len(one)} tokens")
+    check(one[before] is None, f"an image's token has {one[before]}")
+    same = [close(a or 0.0, b or 0.0) for a, b in zip(one, other, strict=True)]
+    check(all(same[:before]), "the text before it has changed")
+    check(not all(same[before + 1 :]), "the image doesn't count")
+
+
+@probe("ImageAssetPointerChunk", "a prompt with it is scored", reasons.POINTERS)
+def image_pointer(world: World) -> None:
+    where = "https://images.test/pixel.png"
+    scored_after(world, types.ImageAssetPointerChunk(format="png", location=where, expected_tokens=1))
+
+
+@probe("DmelChunk", "a prompt with it is scored", reasons.SOUND)
+def sound(world: World) -> None:
+    scored_after(world, types.DmelChunk(dmel=bytes([0, 2, 1, 1, 0, 0, 0, 0])))
