@@ -191,6 +191,7 @@ async def test_a_deletion_that_gives_up_is_told_of() -> None:
             ],
         },
         "spec": {},
+        "status": {"containerStatuses": [{"name": names.TRAINER_CONTAINER, "state": {"running": {}}}]},
     }
     cluster.pods["tuned-a1-0"] = pod
     async with running(cluster):
