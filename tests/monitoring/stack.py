@@ -87,8 +87,8 @@ def started(directory: Path) -> Iterator[Stack]:
 
 
 def _command(directory: Path, api: Api, addresses: list[str]) -> list[str]:
-    secret = api.get(f"/api/v1/namespaces/{RELEASE}/secrets/{names.METRICS_SECRET}")
-    assert secret is not None
+    path = f"/api/v1/namespaces/{RELEASE}/secrets/{names.METRICS_SECRET}"
+    secret = eventually("the token of the metrics", lambda: api.get(path))
     configuration = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(CHART / "alerts.json")],
