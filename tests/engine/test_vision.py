@@ -14,6 +14,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import set_peft_model_state_dict
 
+from everloop_trainer import archives
 from everloop_trainer.engine import training
 from everloop_trainer.engine.base import BaseModel
 from everloop_trainer.engine.datums import TrainingBatch, parse_request
@@ -23,7 +24,7 @@ from everloop_trainer.engine.lora import Adapter, LoraSpec
 from tests.engine.client import put, request
 from tests.engine.reference import randomise
 from tests.engine.seeing import Part, chunks, picture, plain_inputs, plain_seeing_model
-from tests.engine.test_export import stored
+from tests.engine.test_export import ABOUT, stored
 from tests.server.tinyvision import END, START
 
 SPEC = LoraSpec(rank=4, seed=5, train_mlp=True, train_attn=True, train_unembed=False)
@@ -152,9 +153,12 @@ def test_nothing_of_what_sees_is_trained(seeing_base: BaseModel) -> None:
 def test_an_exported_adapter_sees_in_peft(
     seeing_base: BaseModel, seeing_model: Path, inputs: list[dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
-    """Its directory is one that PEFT loads, by the card's own words, with the engine's logits."""
+    """Its directory is one that PEFT loads, by the card's own words, with the engine's logits; so is its archive."""
     adapter = stored(tmp_path, seeing_base, replace(SPEC, train_unembed=True))
-    assert "base = AutoModelForImageTextToText.from_pretrained" in (tmp_path / "README.md").read_text()
+    card = (tmp_path / "README.md").read_bytes()
+    assert b"base = AutoModelForImageTextToText.from_pretrained" in card
+    parts = archives.archive(tmp_path / "state.safetensors", ABOUT)
+    assert card in b"".join(archives.read(parts, 0, archives.size(parts)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PEFT, on names in transformers and on a tied head
         peft = PeftModel.from_pretrained(plain_seeing_model(seeing_model), tmp_path).eval()

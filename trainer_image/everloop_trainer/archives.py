@@ -46,7 +46,10 @@ class Part:
 
 def archive(state: Path, about: About) -> list[Part]:
     """The archive of a state file, as parts one behind the other. Raises NoAdapter, OSError."""
-    header, data = _header(state)
+    found = peftfiles.read_header(state)
+    if found is None:
+        raise NoAdapter(f"{state}: is no state file")
+    header, data = found
     metadata = header.pop("__metadata__", {})
     plain = metadata.get("format") == peftfiles.WEIGHTS_FORMAT
     kept = header if plain else {name: entry for name, entry in header.items() if name.startswith(GROUP)}
@@ -62,15 +65,14 @@ def archive(state: Path, about: About) -> list[Part]:
         table[name if plain else name.removeprefix(GROUP)] = {**entry, "data_offsets": [first - start, last - start]}
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    modules = peftfiles.module_names(name for name in table if name != "__metadata__")
-    rank = int(json.loads(metadata["lora"])["rank"])
+    beside = peftfiles.companions(about, table.keys() - {"__metadata__"}, metadata)
     members = {
-        peftfiles.CONFIG: [Part.of(peftfiles.adapter_config(about, rank, modules))],
+        peftfiles.CONFIG: [Part.of(beside[peftfiles.CONFIG])],
         peftfiles.WEIGHTS: [
             Part.of(len(text).to_bytes(8, "little") + text),
             Part(end - start, path=state, start=data + start),
         ],
-        peftfiles.CARD: [Part.of(peftfiles.model_card(about, rank, modules, int(metadata["step"])))],
+        peftfiles.CARD: [Part.of(beside[peftfiles.CARD])],
         COMPLETE: [],
     }
     parts = [part for name, content in members.items() for part in _member(name, content)]
@@ -111,12 +113,3 @@ def _member(name: str, content: list[Part]) -> list[Part]:
         *content,
         Part.of(bytes(-entry.size % BLOCK)),
     ]
-
-
-def _header(state: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file, and where its data begins."""
-    header = peftfiles.read_header(state)
-    if header is None:
-        raise NoAdapter(f"{state}: is no state file")
-    with state.open("rb") as file:
-        return header, 8 + int.from_bytes(file.read(8), "little")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,18 +58,31 @@ def complete(state: Path, about: About) -> bool:
     It can not if it holds more than weights, or is of the format before. What is there is replaced by the same.
     Raises OSError.
     """
-    header = read_header(state)
-    metadata = header.pop("__metadata__", None) if header is not None else None
-    if header is None or not isinstance(metadata, Mapping) or metadata.get("format") != WEIGHTS_FORMAT:
+    header, _ = read_header(state) or ({}, 0)
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, Mapping) or metadata.get("format") != WEIGHTS_FORMAT:
         return False
-    modules = module_names(header)
-    rank = int(json.loads(metadata["lora"])["rank"])
-    _place(state.with_name(CONFIG), adapter_config(about, rank, modules))
-    sees = any(_LANGUAGE_PART in key for key in header)
-    _place(state.with_name(CARD), model_card(about, rank, modules, int(metadata["step"]), sees=sees))
+    for name, content in companions(about, header, metadata).items():
+        _place(state.with_name(name), content)
     _link(state, state.with_name(WEIGHTS))
     sync_directory(state.parent)
     return True
+
+
+def companions(about: About, tensors: Collection[str], metadata: Mapping[str, str]) -> dict[str, bytes]:
+    """What lies beside the weights of an adapter, by file name.
+
+    Args:
+        about: where it is from.
+        tensors: names of its weights.
+        metadata: of its state file.
+    """
+    modules, rank = module_names(tensors), int(json.loads(metadata["lora"])["rank"])
+    sees = any(_LANGUAGE_PART in name for name in tensors)
+    return {
+        CONFIG: adapter_config(about, rank, modules),
+        CARD: model_card(about, rank, modules, int(metadata["step"]), sees=sees),
+    }
 
 
 def seal(state: Path, recipients: Sequence[str]) -> tuple[str, int]:
@@ -167,8 +180,8 @@ def model_card(about: About, rank: int, modules: Sequence[str], step: int, *, se
     return "\n".join(lines).encode() + b"\n"
 
 
-def read_header(path: Path) -> dict[str, Any] | None:
-    """The header of a safetensors file; None if it is none."""
+def read_header(path: Path) -> tuple[dict[str, Any], int] | None:
+    """The header of a safetensors file, and where its data begins; None if it is none."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _LONGEST_HEADER:
@@ -177,7 +190,7 @@ def read_header(path: Path) -> dict[str, Any] | None:
             header = json.loads(file.read(length))
         except ValueError:
             return None
-    return header if isinstance(header, dict) else None
+    return (header, 8 + length) if isinstance(header, dict) else None
 
 
 def _seal(source: Path, target: Path, recipients: Sequence[str]) -> tuple[str, int]:
