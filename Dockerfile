@@ -10,6 +10,7 @@ COPY operator/everloop_operator /opt/everloop/everloop_operator
 COPY operator/everloop_gateway /opt/everloop/everloop_gateway
 COPY operator/everloop_metrics /opt/everloop/everloop_metrics
 COPY operator/everloop_progress /opt/everloop/everloop_progress
+COPY trainer_image/everloop_http /opt/everloop/everloop_http
 COPY trainer_image/everloop_losses /opt/everloop/everloop_losses
 RUN python -m compileall -q /opt/everloop
 

@@ -30,7 +30,7 @@ class Image:
     variables: tuple[tuple[str, str], ...] = ()
 
 
-_LOSSES = REPOSITORY / "trainer_image" / "everloop_losses"
+_SHARED = tuple(REPOSITORY / "trainer_image" / f"everloop_{name}" for name in ("http", "losses"))
 
 IMAGES = (
     Image(
@@ -38,7 +38,7 @@ IMAGES = (
         REPOSITORY / "Dockerfile",
         (
             *(REPOSITORY / "operator" / f"everloop_{name}" for name in ("operator", "gateway", "metrics", "progress")),
-            _LOSSES,
+            *_SHARED,
         ),
         "operator",
         ("python",),
@@ -47,7 +47,7 @@ IMAGES = (
     Image(
         TRAINER_IMAGE,
         REPOSITORY / "trainer_image" / "Dockerfile",
-        (REPOSITORY / "trainer_image" / "everloop_trainer", _LOSSES),
+        (REPOSITORY / "trainer_image" / "everloop_trainer", *_SHARED),
         "trainer",
         ("python", "-m", "everloop_trainer"),
         ("supervisor",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import FrameType
@@ -20,8 +19,9 @@ from everloop_gateway.downloads import Downloads
 from everloop_gateway.intents import Intents
 from everloop_gateway.listings import Listings
 from everloop_gateway.settings import Settings
-from everloop_gateway.slow_readers import SlowReaders, give_back_at_once, http_protocol
 from everloop_gateway.waking import Waker
+from everloop_http.resources import allow_all_connections, give_back_at_once
+from everloop_http.slow_readers import SlowReaders, http_protocol
 from everloop_metrics.endpoint import listening
 from everloop_operator.api import names, tokens
 
@@ -29,13 +29,15 @@ from everloop_operator.api import names, tokens
 SHUTDOWN_SECONDS = 5
 # Longer than the SDK's heartbeat period, so that its connections are not closed between two calls.
 KEEP_ALIVE_SECONDS = 75
+MOST_UNTAKEN_BYTES = 128 << 20
+"""Of answers whose clients do not take them, beyond what the kernel holds."""
 
 log = structlog.get_logger(__name__)
 
 
 async def serve(settings: Settings) -> None:
     """Serve until a signal says otherwise."""
-    _allow_all_connections()
+    allow_all_connections()
     give_back_at_once()
     draining = asyncio.Event()
     api = await kube.connect()
@@ -61,12 +63,6 @@ async def serve(settings: Settings) -> None:
     finally:
         await http.close()
         await api.close()
-
-
-def _allow_all_connections() -> None:
-    """A held call takes two file descriptors; what a process begins with may be as few as 1,024 (the soft limit)."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @asynccontextmanager
@@ -95,7 +91,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                http=http_protocol(SlowReaders()),
+                http=http_protocol(SlowReaders(MOST_UNTAKEN_BYTES)),
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )

@@ -16,9 +16,9 @@ from everloop_gateway.holding import Kind, is_definitive
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
 from everloop_gateway.metrics import UPSTREAM_RETRIES
 from everloop_gateway.routing import Binding, Gone, Incarnation, Settle, Target, find_target
-from everloop_gateway.slow_readers import LARGE_BYTES
 from everloop_gateway.state import Sessions
 from everloop_gateway.waking import Waker
+from everloop_http.resources import LARGE_BYTES
 from everloop_operator.api import names, tokens
 
 CONNECT_SECONDS = 1.0

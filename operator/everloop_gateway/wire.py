@@ -5,9 +5,10 @@ The gateway's image has no protobuf runtime: of a ``ForwardBackwardRequest`` it 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
+
+from everloop_http import json_bodies
 
 PREFIX = "/api/v1"
 JSON = "application/json"
@@ -19,12 +20,6 @@ _GREATEST_FIELD = 2**29 - 1
 _MAX_VARINT_BYTES = 10
 MOST_FIELDS = 2**14
 """Of one message: sequences of a forward_backward, above all, of which the SDK is told to send 128."""
-MOST_OF_A_SESSION = 10**18
-"""Models of one session of a client, and sampling sessions: as many as their ids have room for."""
-MOST_VALUES = 2**18
-"""Brackets, braces and quotes in a JSON body: two bytes of them may become an object of sixty. Numbers take less."""
-_LARGEST_SEQ_ID = 2**63 - 1
-_LONGEST_NAME = 100
 
 
 class UndecodableBody(ValueError):
@@ -33,26 +28,12 @@ class UndecodableBody(ValueError):
 
 def json_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object. Raises UndecodableBody."""
-    if sum(map(body.count, (b"[", b"{", b'"'))) > MOST_VALUES:
-        raise UndecodableBody(f"body: more than {MOST_VALUES} brackets, braces and quotes")
     try:
-        value = json.loads(body, object_pairs_hook=_object)
-    except UndecodableBody:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise UndecodableBody(f"body: not JSON: {error}") from None
+        value = json_bodies.parse(body)
+    except json_bodies.UnreadableJson as error:
+        raise UndecodableBody(str(error)) from None
     if not isinstance(value, dict):
         raise UndecodableBody("body: not a JSON object")
-    return value
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers differ in which of two values they take: what is authorized here must be what the session pod reads."""
-    value: dict[str, Any] = {}
-    for name, content in pairs:
-        if name in value:
-            raise UndecodableBody(f"{name[:_LONGEST_NAME]!r}: given more than once")
-        value[name] = content
     return value
 
 
@@ -71,12 +52,12 @@ def optional_text_field(value: dict[str, Any], name: str) -> str | None:
 
 def number_of_session(value: dict[str, Any], name: str) -> int:
     """Which of its session a model or sampling session is. Raises UndecodableBody."""
-    return _number(value, name, 0, MOST_OF_A_SESSION - 1)
+    return _number(value, name, 0, json_bodies.MOST_OF_A_SESSION - 1)
 
 
 def seq_id(value: dict[str, Any]) -> int:
     """The number of an operation of a model, as a session pod takes it. Raises UndecodableBody."""
-    return _number(value, "seq_id", 1, _LARGEST_SEQ_ID)
+    return _number(value, "seq_id", 1, json_bodies.LARGEST)
 
 
 def _number(value: dict[str, Any], name: str, least: int, most: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from everloop_gateway.slow_readers import MOST_BYTES
+from everloop_gateway.serve import MOST_UNTAKEN_BYTES as MOST_BYTES
 from everloop_operator.api import names
 from tests.gateway.fake_pod import LARGE
 from tests.gateway.world import Cluster, GatewayProcess, Processes, Tenant

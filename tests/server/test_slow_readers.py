@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from everloop_gateway import slow_readers as of_gateway
-from everloop_trainer.server import slow_readers
-from everloop_trainer.server.slow_readers import LONGEST_SECONDS, MOST_BYTES, STALLED_SECONDS, Reader, to_cut
+from everloop_http.slow_readers import LONGEST_SECONDS, STALLED_SECONDS, Reader, to_cut
+from everloop_trainer.server.process import MOST_UNTAKEN_BYTES as MOST_BYTES
 from tests.server.pod import Pod
 from tests.server.wire import Wire
 
@@ -44,14 +43,6 @@ def late(since: float, held: int = 10, moved: float = NOW) -> Reader:
 def test_who_is_cut_off(readers: Sequence[Reader], expected: set[int]) -> None:
     """Whoever is too slow; beyond 100 bytes who has taken nothing for longest, and of others those that came last."""
     assert to_cut(readers, NOW, 100) == expected
-
-
-def test_gateway_and_pod_have_the_same_rules() -> None:
-    """Neither imports the other."""
-    for name in ("STALLED_SECONDS", "LONGEST_SECONDS", "LOOK_SECONDS", "UNSENT_BYTES"):
-        assert getattr(of_gateway, name) == getattr(slow_readers, name)
-    read = Path(slow_readers.__file__).read_text(), Path(of_gateway.__file__).read_text()
-    assert len({text[text.index("def to_cut") : text.index("class SlowReaders")] for text in read}) == 1
 
 
 def resident(pid: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from everloop_http.resources import allow_all_connections
 from everloop_trainer import exitcodes
 from everloop_trainer.adjusted import Adjusted
 from everloop_trainer.basefiles import remembered_files_sha256
@@ -44,7 +44,7 @@ def run_server() -> int:
         return give_up(exitcodes.BAD_CONFIGURATION, f"BadConfiguration: {error}")
     session = config.session
     configure_logs("server", session=f"{session.namespace}/{session.name}", pod=config.pod_name)
-    _allow_all_connections()
+    allow_all_connections()
     try:
         serving = serve(
             config.pod_ip,
@@ -121,12 +121,6 @@ async def open_session(config: TrainerConfig, begun: Callable[[Journal], None]) 
         None if config.session.copies is None else CopierProcess(store.incarnation.number),
         store.restored,
     )
-
-
-def _allow_all_connections() -> None:
-    """Each poll takes a file descriptor; what a process begins with may be as few as 1,024 (the soft limit)."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def print_journal(root: str) -> int:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
 import zstandard
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from everloop_http import json_bodies
+
 MAX_JSON_BYTES = 16 << 20
 MAX_PROTOBUF_BYTES = 64 << 20
 PROTOBUF = "application/x-protobuf"
-MOST_VALUES = 2**18
-"""Brackets, braces and quotes in a JSON body: two bytes of them may become an object of sixty. Numbers take less."""
-_LONGEST_NAME = 100
-"""Characters of a field's name that an error message repeats."""
 
 
 async def read_json_object(request: Request) -> dict[str, Any]:
@@ -30,12 +26,10 @@ async def read_json_object(request: Request) -> dict[str, Any]:
 
 def json_object(body: bytes) -> dict[str, Any]:
     """The same of bytes."""
-    if sum(map(body.count, (b"[", b"{", b'"'))) > MOST_VALUES:
-        raise HTTPException(400, f"body: more than {MOST_VALUES} brackets, braces and quotes")
     try:
-        value = json.loads(body, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"body: not JSON: {error}") from None
+        value = json_bodies.parse(body)
+    except json_bodies.UnreadableJson as error:
+        raise HTTPException(400, str(error)) from None
     if not isinstance(value, dict):
         raise HTTPException(400, "body: must be a JSON object")
     return value
@@ -57,16 +51,6 @@ async def read_protobuf(request: Request) -> bytes:
     if encoding != "zstd":
         raise HTTPException(415, "Content-Encoding: must be zstd or absent")
     return _decompress(body)
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers differ in which of two values they take: what was checked must be what is used."""
-    value: dict[str, Any] = {}
-    for name, content in pairs:
-        if name in value:
-            raise HTTPException(400, f"{name[:_LONGEST_NAME]!r}: given more than once")
-        value[name] = content
-    return value
 
 
 def _decompress(body: bytes) -> bytes:

@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Iterator
 import structlog
 import uvicorn
 
+from everloop_http.resources import give_back_at_once
+from everloop_http.slow_readers import SlowReaders, http_protocol
 from everloop_trainer.config import GRACE_SECONDS
 from everloop_trainer.server.app import build_app
 from everloop_trainer.server.gate import Gate
-from everloop_trainer.server.slow_readers import SlowReaders, give_back_at_once, http_protocol
 from everloop_trainer.session.errors import Fenced, StorageFailed
 from everloop_trainer.session.ports import Journal
 from everloop_trainer.session.service import SessionService
@@ -27,6 +28,9 @@ END_SECONDS = 10.0
 
 TELL_SECONDS = 5.0
 """How long a server that cannot open its storage says why before it ends and another one tries."""
+MOST_UNTAKEN_BYTES = 256 << 20
+"""Of answers whose clients do not take them, beyond what the kernel holds."""
+
 OpenSession = Callable[[Callable[[Journal], None]], Awaitable[SessionService]]
 
 _log = structlog.get_logger(__name__)
@@ -68,7 +72,7 @@ async def serve(
         access_log=False,
         lifespan="off",
         server_header=False,
-        http=http_protocol(SlowReaders()),
+        http=http_protocol(SlowReaders(MOST_UNTAKEN_BYTES)),
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )

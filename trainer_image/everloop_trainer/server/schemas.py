@@ -25,8 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-MOST_OF_A_SESSION = 10**18
-"""Models of one session of a client, and sampling sessions: as many as their ids have room for."""
+from everloop_http.json_bodies import MOST_OF_A_SESSION
 
 
 def _storable(value: Any) -> Any:

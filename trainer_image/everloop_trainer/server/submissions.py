@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from everloop_http.json_bodies import LARGEST, MOST_OF_A_SESSION
 from everloop_trainer import sealing
 from everloop_trainer.server import schemas
 from everloop_trainer.session import identifiers
@@ -58,7 +59,6 @@ LONGEST_ERROR = 2000
 _SESSION = re.compile(r"[a-z0-9-]{1,63}")
 _MODEL = re.compile(rf"[a-z0-9-]{{1,63}}{identifiers.TRAINING}[0-9]{{1,18}}")
 _SAMPLER = re.compile(rf"[a-z0-9-]{{1,63}}{identifiers.SAMPLING}[0-9]{{1,18}}")
-_LARGEST = 2**63 - 1
 
 _Request = TypeVar("_Request", bound=BaseModel)
 Body = Mapping[str, Any]
@@ -150,7 +150,7 @@ def _create_model(body: Body) -> Arguments:
     if lora is None:
         raise _ContentError("lora_config: required, only LoRA adapters are trained")
     _refuse_other_optimizers(request.optimizer_config.type)
-    if lora.seed is not None and not -_LARGEST <= lora.seed <= _LARGEST:
+    if lora.seed is not None and not -LARGEST <= lora.seed <= LARGEST:
         raise _ContentError("lora_config.seed: must fit 64 bits")
     return CreateModel(
         base_model=request.base_model,
@@ -363,7 +363,7 @@ def _location(parts: tuple[int | str, ...]) -> str:
 
 
 def _new_model(body: Body) -> str:
-    number = _number(body, "model_seq_id", 0, schemas.MOST_OF_A_SESSION - 1)
+    number = _number(body, "model_seq_id", 0, MOST_OF_A_SESSION - 1)
     return identifiers.model_id(_text(body, "session_id", _SESSION), number)
 
 
@@ -378,7 +378,7 @@ def _text(body: Body, field: str, pattern: re.Pattern[str]) -> str:
     return value
 
 
-def _number(body: Body, field: str, least: int, most: int = _LARGEST) -> int:
+def _number(body: Body, field: str, least: int, most: int = LARGEST) -> int:
     value = body.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise Undecodable(f"{field}: required, must be an integer from {least} to {most}")

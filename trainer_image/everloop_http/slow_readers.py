@@ -1,14 +1,14 @@
 """Clients that do not take their answers: how much memory they hold together, and for how long.
 
-As in the gateway, which takes answers at once: so whoever does not is no gateway that runs, or is cut off from here.
 An answer is handed over whole, and what its client has not taken yet lies in the connection's buffer. A client that
 never takes it would hold it for ever: its kernel answers for it as long as it lives. Whoever is cut off asks again.
+
+Gateways take answers at once: whoever of a session pod does not is no gateway that runs, or is cut off from it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -17,19 +17,15 @@ from dataclasses import dataclass
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST_BYTES = 256 << 20
-"""Of all answers that wait for their clients, beyond what the kernel holds."""
 STALLED_SECONDS = 30.0
 """A client that takes nothing for so long is gone; the SDK itself reads at once."""
 LONGEST_SECONDS = 120.0
 """An attempt of the SDK ends after that: nobody waits any longer."""
 LOOK_SECONDS = 5.0
-LARGE_BYTES = 1 << 20
-_M_MMAP_THRESHOLD = -3
 UNSENT_BYTES = 128 << 10
 """What the kernel holds of one connection beside what is on its way."""
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +37,7 @@ class Reader:
     held: int
 
 
-def to_cut(readers: Sequence[Reader], now: float, most_bytes: int = MOST_BYTES) -> set[int]:
+def to_cut(readers: Sequence[Reader], now: float, most_bytes: int) -> set[int]:
     """Which of them are cut off: who is too slow, and then who has taken nothing for longest, until the rest has room.
 
     Of those that have all just taken something the last to come go: the others are nearer to their end, and where
@@ -63,18 +59,15 @@ def to_cut(readers: Sequence[Reader], now: float, most_bytes: int = MOST_BYTES) 
     return cut
 
 
-def give_back_at_once() -> None:
-    """Have memory of large answers go back to the system as soon as it is free, and not be kept for the next ones.
-
-    glibc raises the size from which it does so by itself whenever such memory is given back, up to 32 MiB (mallopt(3)).
-    """
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
-
-
 class SlowReaders:
-    """The connections whose clients are behind. Needs a running event loop once there is one."""
+    """The connections whose clients are behind. Needs a running event loop once there is one.
 
-    def __init__(self, most_bytes: int = MOST_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        most_bytes: of all answers that wait for their clients, beyond what the kernel holds.
+        clock: seconds.
+    """
+
+    def __init__(self, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_bytes = most_bytes
         self._clock = clock
         self._readers: dict[asyncio.Transport, Reader] = {}
@@ -98,7 +91,7 @@ class SlowReaders:
         transports = list(self._readers)
         for index in to_cut(list(self._readers.values()), now, self._most_bytes):
             reader = self._readers.pop(transports[index])
-            _log.warning("connection cut: its client does not take its answer", bytes=reader.held)
+            log.warning("connection cut: its client does not take its answer", bytes=reader.held)
             transports[index].abort()
         if self._timer is not None:
             self._timer.cancel()
