@@ -22,10 +22,9 @@ from tests.engine.test_export import engine_logits, peft_logits, peft_model
 from tests.prepared import base_model, client_python, environment_python
 from tests.server.pod import REPOSITORY, eventually, kill_process, process_of
 from tests.server.sdk import COMMAND
+from tests.whole import only_whole
 
-pytestmark = pytest.mark.skipif(
-    "EVERLOOP_TEST_WHOLE" not in os.environ, reason="one of those that make acceptance runs"
-)
+pytestmark = only_whole
 
 PROGRAM = REPOSITORY / "tests" / "acceptance" / "sdk_download.py"
 WEIGHTS = "adapter_model.safetensors"

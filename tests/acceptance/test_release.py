@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,10 +13,11 @@ from tests.acceptance.relay import relay
 from tests.e2e.world import Everloop, installed
 from tests.prepared import prepared
 from tests.soak.leg import Run, compare, start, wait_told
+from tests.whole import only_whole
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.skipif("EVERLOOP_TEST_WHOLE" not in os.environ, reason="one of those that make acceptance runs"),
+    only_whole,
 ]
 
 CHART = ("everloop", str(install.CHART), "--namespace", install.RELEASE_NAMESPACE)

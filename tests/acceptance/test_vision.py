@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from tests.server.pod import Pod, eventually, kill_process, process_of
 from tests.server.sdk import SdkProgram
 from tests.server.stub import Stub, serving
 from tests.server.test_survival import adapter, assert_equal_states, history, model_of, shoot
+from tests.whole import only_whole
 
-pytestmark = pytest.mark.skipif(
-    "EVERLOOP_TEST_WHOLE" not in os.environ, reason="one of those that make acceptance runs"
-)
+pytestmark = only_whole
 STEPS = 6
 LOOP = {"seed": 17, "steps": STEPS, "sequences": 24, "samples": 12}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from tests.fuzz import bodies
+from tests.whole import WHOLE
 
-TIMES = 40 if "EVERLOOP_TEST_WHOLE" in os.environ else 1
+TIMES = 40 if WHOLE else 1
 
 
 def drawing(examples: int) -> settings:

@@ -30,6 +30,7 @@ from tests.server import tinymodel
 from tests.server.pod import Pod, process_of
 from tests.server.sdk import SCRIPT
 from tests.server.wire import forward_backward_body, texts
+from tests.whole import only_whole
 
 SEED = int(os.environ["EVERLOOP_TEST_SEED"])
 GROWTH = 96 << 20
@@ -183,7 +184,7 @@ def trained(url: str, key: str) -> list[float]:
     return [event["loss"] for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "step"]
 
 
-@pytest.mark.skipif("EVERLOOP_TEST_WHOLE" not in os.environ, reason="one of those that make acceptance runs")
+@only_whole
 def test_a_loop_after_all_that_equals_one_before(cluster: Cluster, gateway: GatewayProcess, tmp_path: Path) -> None:
     """With a real engine, in which everything that was acknowledged ends, well or by the client's fault."""
     with reaching("supervisor", cluster, gateway, tmp_path) as (client, key):
