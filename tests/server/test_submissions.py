@@ -114,6 +114,15 @@ def test_a_refusal_is_short() -> None:
     assert len(operation.args.error) < 2100
 
 
+def test_a_refused_sample_repeats_little_of_what_was_sent() -> None:
+    """It is journaled, as what is refused of models is."""
+    chunks = [{"type": "x" * 10**6}]
+    operation = submissions.sample(SAMPLE | {"prompt": {"chunks": chunks}}, "base")
+    assert isinstance(operation.args, Refused)
+    assert operation.args.error.startswith("prompt.chunks[0]: chunks of type 'xxx")
+    assert len(operation.args.error) < 3000
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

@@ -128,7 +128,7 @@ def sample(body: Body, weights: str | None, *, stand_ins: bool = False) -> Opera
     try:
         return Operation(stream, seq, *_sample(body, weights, stand_ins))
     except _ContentError as error:
-        return Operation(stream, seq, Refused(Sample.KIND, str(error)))
+        return Operation(stream, seq, _refused(Sample.KIND, error))
 
 
 def sample_sequence_ids(operation: Operation) -> list[str]:
@@ -141,7 +141,11 @@ def _content(kind: str, build: Callable[[], Arguments]) -> Arguments:
     try:
         return build()
     except _ContentError as error:
-        return Refused(kind, _shortened(str(error)))
+        return _refused(kind, error)
+
+
+def _refused(kind: str, error: _ContentError) -> Refused:
+    return Refused(kind, _shortened(str(error)))
 
 
 def _create_model(body: Body) -> Arguments:
