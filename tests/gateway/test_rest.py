@@ -102,12 +102,14 @@ def test_an_idle_session_may_refuse_to_be_woken(
 ) -> None:
     """Operations of its models wait with the reason; a new model is refused with it; the annotation is not set."""
     key = cluster.key(tenant.namespace)
-    tenant.serve(tenant.start_pod(processes, address()))
+    pod = tenant.start_pod(processes, address())
+    tenant.serve(pod)
     with gateway.session(key) as (client, session_id):
         body = {"session_id": session_id, "model_seq_id": 0, "base_model": "org/small", "lora_config": {"rank": 8}}
         request_id = client.post("/create_model", json=body).json()["request_id"]
         change = {"spec": {"idle": {"onCall": "Refuse"}}}
         cluster.api.call("PATCH", f"{tenant.path}/{tenant.session}", change, "application/merge-patch+json")
+        pod.kill()
         rest = {"state": "Idle", "since": SINCE}
         tenant.without_pod(names.PHASE_IDLE, names.REASON_IDLE, "nobody has used it", rest=rest)
         poll = background(client.post, "/retrieve_future", json={"request_id": request_id})
