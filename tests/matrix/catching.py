@@ -1,7 +1,8 @@
 """Stops a session pod in a given moment of the operation that the loop is about to send.
 
 The engine is stopped before the loop goes on, so that the operation surely waits in it once the journal shows it tried;
-then it computes for a drawn time and is stopped again. Whether that is the moment, the journal says, not this module.
+then it computes for a drawn time and is stopped again, and after it the server, which would else write on. Whether that
+is the moment, the journal says, not this module.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def catch(stage: Stage, pod: Pod, moment: Moment, known: Collection[Key], tried:
                 _stop_behind_manifest(stage, pod, news(moment, stage.facts(), known)[0])
             case _:
                 pods.run_on(pod.engine, stage.rng.uniform(0, LONGEST_RUN_SECONDS[moment]) / 2**tried)
+                pods.wait_at_rest(pod.server)  # a result that the engine has told already is in the journal then
+        pods.stop(pod.server)
     if falls_in(moment, stage.facts(), known, stage.manifests()):
         return True
     pods.go_on(pod.server)

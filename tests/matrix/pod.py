@@ -12,6 +12,8 @@ from demo import faults
 from devcluster.processes import Process, is_stopped, start_ticks
 
 LONGEST_WAIT_SECONDS = 2.0
+REST_SECONDS = 0.02
+"""In which a server that has been told something computes more than a twentieth of it."""
 _CPUCLOCK_SCHED = 2
 """With the process's number this is the clock that clock_getcpuclockid(3) gives, which Python lacks."""
 
@@ -101,6 +103,20 @@ def run_on(process: Process, seconds: float) -> None:
     while cpu_seconds(process) - start < seconds and time.monotonic() < deadline:
         pass  # no sleep is as short as what is waited for
     stop(process)
+
+
+def wait_at_rest(process: Process) -> None:
+    """Wait, `LONGEST_WAIT_SECONDS` at most, until a process computes next to nothing: it has seen to what it was told.
+
+    Raises LookupError if it has ended.
+    """
+    before, deadline = cpu_seconds(process), time.monotonic() + LONGEST_WAIT_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(REST_SECONDS)
+        now = cpu_seconds(process)
+        if now - before < REST_SECONDS / 20:
+            return
+        before = now
 
 
 def cpu_seconds(process: Process) -> float:
