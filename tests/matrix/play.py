@@ -157,6 +157,8 @@ class Play:
         stage, moment = self.stage, cell.moment
         stage.nodes_ready()
         pod = stage.pod()
+        if cell.victim == Victim.FREEZE:
+            stage.bring_operator(pod.node)
         known = frozenset(eventually(lambda: _settled(stage), "everything so far to have a result").kinds)
         met = catch(stage, pod, moment, known, self.rounds - 1, actor.say)
         before = stage.facts()

@@ -105,6 +105,31 @@ class Stage:
         for name in sorted(running) if everyone else [replica or self.rng.choice(sorted(running))]:
             running[name].kill()
 
+    def bring_operator(self, node: str) -> None:
+        """Have the operator run on this node: frozen with it, one with a view of the world gone by comes back."""
+        tools, own = self.everloop.session.tools, ("-n", install.RELEASE_NAMESPACE)
+        others = [other for other in self.everloop.session.cluster.settings.nodes if other != node]
+        for other in others:
+            tools.kube("cordon", other)
+        try:
+            for name, there in self._operators().items():
+                if there != node:
+                    tools.kube(*own, "delete", "pod", name)
+            eventually(lambda: set(self._operators().values()) == {node}, f"the operator to run on {node}", 60)
+        finally:
+            for other in others:
+                tools.kube("uncordon", other)
+
+    def _operators(self) -> dict[str, str]:
+        """By pod of the operator that is ready, its node."""
+        selector = "app.kubernetes.io/component=operator"
+        found = self.everloop.session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
+        return {
+            item["metadata"]["name"]: item["spec"]["nodeName"]
+            for item in found
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in item["status"].get("conditions", []))
+        }
+
     def _replicas(self, component: str) -> dict[str, Process] | None:
         """By pod, the first process of the operator or of each replica of the gateway that runs; None if none does."""
         session = self.everloop.session

@@ -20,7 +20,7 @@ class Victim(StrEnum):
     PARTITION = "partition"
     """The node is cut off, and its pod lives on: see `SERVES_ON`."""
     FREEZE = "freeze"
-    """Every process of the node stops, and goes on once another pod has taken over."""
+    """Every process of the node stops, the operator too, and goes on once another pod has taken over."""
     OPERATOR = "operator"
     GATEWAY = "gateway"
     """One replica; where only the one that carries the call counts, all of them."""

@@ -47,6 +47,11 @@ class OneCluster:
         self.objects[key_of(made)] = made
         return made
 
+    def replace(self, body: Body) -> dict[str, Any]:
+        """A TrainingSession or an RLJob becomes another one."""
+        self.objects[key_of(body)] = self.stamped(body)
+        return self.objects[key_of(body)]
+
     def _listed(self, kind: str) -> Listed:
         return Listed(tuple(body for key, body in self.objects.items() if key.kind == kind), self.version)
 
@@ -65,6 +70,11 @@ class OneCluster:
 
     async def list_nodes(self) -> AsyncIterator[Listed]:
         yield Listed(tuple(self.nodes.values()), self.version)
+
+    async def latest(self, body: Body) -> Body:
+        if key_of(body) not in self.objects:
+            raise Absent(body["metadata"]["name"])
+        return self.objects[key_of(body)]
 
     async def pod(self, namespace: str, name: str) -> Body:
         if name not in self.pods:

@@ -138,7 +138,7 @@ async def test_lost_session_does_not_pass_for_serving_while_no_pod_can_be_made()
     for _ in range(2):
         await loop.passes.reconcile(KEY)
     body = loop.cluster.objects[KEY]
-    loop.cache.put(loop.cluster.stamped({**body, "status": {**body["status"], "phase": "Running"}}))
+    loop.cache.put(loop.cluster.replace({**body, "status": {**body["status"], "phase": "Running"}}))
     loop.cluster.pods.clear()
     loop.cache.finish(POD_KIND, set(), 9999)
     loop.cluster.broken = "500: failed calling webhook"

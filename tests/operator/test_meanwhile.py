@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -78,7 +78,7 @@ class Guarded(OneCluster):
             self.fail_deletions -= 1
             raise ClusterError("500")
         await super().delete_pod(namespace, name, uid=uid, force=force)
-        self.pods.pop(name)
+        self.pods.pop(name, None)
 
     async def write_status(self, body: Body, status: Body) -> Body:
         if body["metadata"]["resourceVersion"] != self.objects[key_of(body)]["metadata"]["resourceVersion"]:
@@ -151,6 +151,44 @@ async def test_edits_during_a_slow_pass_are_carried_out(killed: bool) -> None:
     names_ = [body["metadata"]["name"] for body in cluster.made]
     assert names_ == (["tuned-a1-0"] if killed else ["tuned-a1-0", "tuned-a2-0"])
     assert list(cluster.pods) == names_[-1:]
+
+
+async def test_a_thawed_operator_does_nothing_about_a_world_gone_by() -> None:
+    """Its node was frozen, and another one has replaced the pod since: that pod is neither replaced nor deleted."""
+    cluster = Guarded()
+    cluster.add(session_body(KEY.name))
+    frozen, other = Operator(cluster), Operator(cluster)
+    for _ in range(2):
+        frozen.cache.put(cluster.objects[KEY])
+        await frozen.reconcile(KEY)
+    first = cluster.pods["tuned-a1-0"]
+    other.cache.put(cluster.objects[KEY])
+    other.cache.put_pod(cluster.stamped({**first, "status": {"phase": "Failed"}}))
+    await other.reconcile(KEY)
+    assert other.status["attempt"] == 2
+    ended = {"exitCode": names.EXIT_FENCED, "message": "superseded by attempt 2"}
+    container = {"name": names.TRAINER_CONTAINER, "state": {"terminated": ended}}
+    frozen.cache.put_pod(cluster.stamped({**first, "status": {"phase": "Running", "containerStatuses": [container]}}))
+    for _ in range(3):
+        with suppress(ClusterError):  # passes that fail are repeated
+            await frozen.reconcile(KEY)
+    assert [body["metadata"]["name"] for body in cluster.made] == ["tuned-a1-0", "tuned-a2-0"]
+    assert "delete Pod tuned-a2-0" not in cluster.written
+    assert other.status["attempt"] == 2
+    for operator in (frozen, other):
+        await operator.poller.close()
+
+
+async def test_a_pod_that_only_cache_and_status_lack_is_not_lost() -> None:
+    """The pass that made it has said which attempt it is, and the next one would have said where it is."""
+    cluster = Guarded()
+    cluster.add(session_body(KEY.name))
+    for _ in range(2):
+        operator = Operator(cluster)
+        operator.cache.put(cluster.objects[KEY])
+        await operator.reconcile(KEY)
+        await operator.poller.close()
+    assert [body["metadata"]["name"] for body in cluster.made] == ["tuned-a1-0"]
 
 
 async def test_a_session_is_at_rest_only_once_its_pod_was_removed() -> None:

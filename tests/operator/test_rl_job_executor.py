@@ -146,6 +146,31 @@ async def test_pod_that_only_the_cache_lacks_is_not_lost(operator: Operator) -> 
     assert list(operator.cluster.pods) == [POD]
 
 
+async def test_pod_that_only_cache_and_status_lack_is_not_lost(operator: Operator) -> None:
+    """The pass that made it has said which attempt it is, and the next one would have said where it is."""
+    operator.see(phase="Failed")
+    await operator.passed()
+    assert (operator.status["attempt"], operator.status.get("pod")) == (2, None)
+    before = list(operator.cluster.pods)
+    successor = Operator(operator.cluster)
+    successor.learn()
+    await successor.passed()
+    assert list(operator.cluster.pods) == before
+
+
+async def test_a_thawed_operator_does_nothing_about_a_world_gone_by(operator: Operator) -> None:
+    """Another one has replaced the driver since: that one is neither replaced nor deleted."""
+    await operator.passed()
+    other = Operator(operator.cluster)
+    other.learn()
+    other.see(phase="Failed")
+    await other.passed()
+    before = list(operator.cluster.pods)
+    assert (other.status["attempt"], len(before)) == (2, 2)
+    operator.see(phase="Failed")
+    assert (await operator.passed(), list(operator.cluster.pods)) == ([], before)
+
+
 async def test_node_that_only_the_cache_lacks_is_not_gone(operator: Operator) -> None:
     """Neither of a pod nor of a status whose pod is gone."""
     operator.cluster.nodes["node-a"] = NODE

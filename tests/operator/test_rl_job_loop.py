@@ -180,7 +180,7 @@ async def test_suspended_job_has_no_key(loop: Loop) -> None:
     """Its driver is gone: nobody is to be let in in its name."""
     await loop.passes.reconcile(KEY)
     body = loop.cluster.objects[KEY]
-    loop.cache.put(loop.cluster.stamped({**body, "spec": {**body["spec"], "suspend": True}}))
+    loop.cache.put(loop.cluster.replace({**body, "spec": {**body["spec"], "suspend": True}}))
     await loop.passes.reconcile(KEY)
     assert "delete Pod poems-driver-a1" in loop.cluster.written
     assert ("system", KEY_SECRET) in loop.cluster.secrets, "the driver may save what it has"
@@ -204,7 +204,7 @@ async def test_job_does_not_pass_for_running_while_no_pod_can_be_made(loop: Loop
     for _ in range(2):
         await loop.passes.reconcile(KEY)
     body = loop.cluster.objects[KEY]
-    loop.cache.put(loop.cluster.stamped({**body, "status": {**body["status"], "phase": "Running"}}))
+    loop.cache.put(loop.cluster.replace({**body, "status": {**body["status"], "phase": "Running"}}))
     loop.cluster.pods.clear()
     loop.cache.finish(POD_KIND, set(), 9999)
     loop.cache.finish(NODE_KIND, set(), 9999)

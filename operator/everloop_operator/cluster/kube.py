@@ -102,6 +102,10 @@ class Kube:
         """All nodes, page by page; none where the scope has none."""
         return self._pages("/api/v1/nodes")
 
+    async def latest(self, body: Body) -> Body:
+        """A TrainingSession or an RLJob as it is now. Raises Absent."""
+        return await self._call("GET", _path_of(body))
+
     async def pod(self, namespace: str, name: str) -> Body:
         """A pod. Raises Absent."""
         return await self._call("GET", _path(namespace, "pods", name))

@@ -28,10 +28,10 @@ NAMESPACE_RULES: tuple[Rule, ...] = (
     Rule("", "pods", ("create", "delete", "get", "list", "patch", "watch"), "the pods of sessions and jobs, by apply"),
     Rule("policy", "poddisruptionbudgets", ("create", "patch"), "spec.pod.disruptionBudget; it goes with its pod"),
     Rule("", "secrets", ("create", "delete", "patch"), "tokens, keys of jobs; no secret of a tenant is ever read"),
-    Rule(names.GROUP, names.RL_JOB_PLURAL, ("list", "watch"), "what people want"),
+    Rule(names.GROUP, names.RL_JOB_PLURAL, ("get", "list", "watch"), "what people want; get: before a pod is made"),
     Rule(names.GROUP, f"{names.RL_JOB_PLURAL}/status", ("update",), "what there is; the spec is not written"),
     Rule(names.GROUP, f"{names.RL_JOB_PLURAL}/finalizers", ("update",), "own children that block deletion"),
-    Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("list", "watch"), "what people want"),
+    Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("get", "list", "watch"), "the same"),
     Rule(names.GROUP, names.TRAINING_SESSION_PLURAL, ("create", "patch", "delete"), "jobs; finalizer; TTL"),
     Rule(names.GROUP, f"{names.TRAINING_SESSION_PLURAL}/status", ("update",), "what there is; the spec is not written"),
     # blockOwnerDeletion on a child asks for this where the OwnerReferencesPermissionEnforcement plugin is on.

@@ -74,6 +74,11 @@ class Plan:
     requeue_after: float | None = None
     """Seconds after which time alone may change the decision."""
 
+    @property
+    def needs_current(self) -> bool:
+        """Whether it does what no version keeps from being done because of an object that is not so any more."""
+        return bool(self.create_pod or self.delete_pods or self.delete_session)
+
 
 def plan(observed: Observed, settings: Settings) -> Plan:
     """The whole decision."""

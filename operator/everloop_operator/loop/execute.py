@@ -14,6 +14,7 @@ from everloop_operator.core.plan import Plan
 from everloop_operator.core.refusals import Refusal
 
 from .cache import Cache
+from .currency import is_current
 from .ports import Body, Cluster, ClusterError, Key, Now, Refused
 from .refusals import Refusals
 from .statuses import StatusWriter
@@ -66,6 +67,8 @@ class Executor:
                 return None  # with its last finalizer it is gone
             self._cache.put(changed)
             return 0.0  # what follows needs the version that there is now
+        if plan.needs_current and not await is_current(self._cluster, self._cache, body):
+            return 0.0
         try:
             await self._children(key, observed, plan)
         except Refused as error:

@@ -15,6 +15,7 @@ from everloop_operator.core.jobs.plan import JobPlan
 from everloop_operator.core.refusals import PATIENCE_SECONDS, Refusal
 
 from .cache import Cache
+from .currency import is_current
 from .ports import Body, Cluster, ClusterError, Key, Now, Refused
 from .refusals import Refusals
 from .statuses import StatusWriter
@@ -89,6 +90,8 @@ class JobExecutor:
         if self._uids.get(key, job.uid) != job.uid:
             await self.forget(key, frozenset())  # another job has taken the name
         self._uids[key] = job.uid
+        if plan.needs_current and not await is_current(self._cluster, self._cache, body):
+            return 0.0
         try:
             if plan.apply_session is not None:
                 # The watch will show nothing new: the session's own pass is asked for here.

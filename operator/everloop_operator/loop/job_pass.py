@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from everloop_operator.core.jobs import children
 from everloop_operator.core.jobs.observed import Driver, Job, ObservedJob
 from everloop_operator.core.jobs.plan import JobSettings, ProgressPoll, plan
 from everloop_operator.core.jobs.projections import job_of, seen_session
@@ -66,7 +67,7 @@ class JobPass:
 
     async def _observe(self, key: Key, body: Body) -> ObservedJob:
         job = job_of(body)
-        await self._verify(key, body)
+        await self._verify(key, job)
         cached = self._cache.pods(key)
         session = self._cache.get(session_of_job(body))
         own = tuple(item.driver for item in cached if item.driver and item.owner == job.uid)
@@ -82,24 +83,31 @@ class JobPass:
             refusal=self._executor.refusal(key),
         )
 
-    async def _verify(self, key: Key, body: Body) -> None:
+    async def _verify(self, key: Key, job: Job) -> None:
         """Reads live what the cache lacks, because a lack means a new attempt."""
-        recorded = (body.get("status") or {}).get("pod") or {}
-        if recorded and recorded["name"] not in {item.pod.name for item in self._cache.pods(key)}:
+        recorded = job.status.pod
+        due = recorded.name if recorded else _awaited(job)
+        if due and due not in {item.pod.name for item in self._cache.pods(key)}:
             try:
-                self._cache.put_pod(await self._cluster.pod(key.namespace, recorded["name"]))
+                self._cache.put_pod(await self._cluster.pod(key.namespace, due))
             except Absent:
                 pass
         if not self._cache.nodes_watched:
             return
         wanted = {item.pod.node for item in self._cache.pods(key) if item.pod.node}
-        if recorded.get("node"):
-            wanted.add(recorded["node"])
+        if recorded and recorded.node:
+            wanted.add(recorded.node)
         for name in wanted - self._cache.nodes().keys():
             try:
                 self._cache.put_node(await self._cluster.node(name))
             except Absent:
                 continue
+
+
+def _awaited(job: Job) -> str:
+    """Name of the driver that was made by the last pass, and that the status does not have yet; '' for none."""
+    attempt, over = job.status.attempt, job.status.finish_time or (job.spec and job.spec.suspend)
+    return children.pod_name(job.name, attempt) if attempt and not over else ""
 
 
 def _latest_uid(job: Job, drivers: tuple[Driver, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from everloop_operator.core import claims
+from everloop_operator.core import children, claims
 from everloop_operator.core.observed import Claim, Notice, Observed, Pod, Session
 from everloop_operator.core.plan import Poll
 from everloop_operator.core.projections import newest_notice, session_of
@@ -53,9 +53,10 @@ class Observer:
         """Reads live what the cache lacks, because a lack means a new attempt."""
         recorded = session.status.pod
         own = {item.pod.name for item in self._cache.pods(key) if item.owner == session.uid}
-        if recorded and recorded.name not in own:
+        due = recorded.name if recorded else _awaited(session)
+        if due and due not in own:
             try:
-                self._cache.put_pod(await self._cluster.pod(key.namespace, recorded.name))
+                self._cache.put_pod(await self._cluster.pod(key.namespace, due))
             except Absent:
                 pass
         if not self._cache.nodes_watched:
@@ -96,3 +97,9 @@ class Observer:
             if notice:
                 notices[f"{kind}/{name}"] = notice
         return notices
+
+
+def _awaited(session: Session) -> str:
+    """Name of the pod that was made by the last pass, and that the status does not have yet; '' for none."""
+    status = session.status
+    return children.pod_name(session.name, status.attempt) if status.attempt and not status.rest else ""

@@ -94,6 +94,10 @@ class Cluster(Protocol):
         """All nodes, page by page."""
         ...
 
+    async def latest(self, body: Body) -> Body:
+        """A TrainingSession or an RLJob that was read before, read now. Raises Absent."""
+        ...
+
     async def pod(self, namespace: str, name: str) -> Body:
         """A pod, read now. Raises Absent."""
         ...

@@ -68,6 +68,11 @@ class JobPlan:
     requeue_after: float | None = None
     """Seconds after which time alone may change the decision."""
 
+    @property
+    def needs_current(self) -> bool:
+        """Whether it does what no version keeps from being done because of an object that is not so any more."""
+        return bool(self.create_pod or self.apply_session or self.delete_pods or self.delete_session)
+
 
 def plan(observed: ObservedJob, settings: JobSettings) -> JobPlan:
     """The whole decision."""
