@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from everloop_operator.api import names
+from everloop_operator.core.plan import CLAIM_RECHECK_SECONDS
+from everloop_operator.core.status import SECONDS_BETWEEN_WRITES
 from tests.operator.world import World, eventually, stamp
 
 pytestmark = pytest.mark.slow
 VOLUMES = "/api/v1/persistentvolumes"
+TOLD_SECONDS = 2 * (CLAIM_RECHECK_SECONDS + SECONDS_BETWEEN_WRITES)
+"""Claims are looked at so often, and words that change alone are written so seldom."""
 
 
 def bind(world: World, claim: str, **source: Any) -> None:
@@ -57,6 +61,7 @@ def test_a_claim_is_made_says_why_it_waits_and_stays_when_the_session_goes(world
     eventually(
         "the event's own words",
         lambda: "subnet-1 has no free addresses" in world.condition(names.CONDITION_VOLUMES_READY)["message"],
+        TOLD_SECONDS,
     )
     bind(world, "tuned-journal", csi={"driver": "s3.csi.aws.com", "volumeHandle": world.namespace})
     assert "Mountpoint for Amazon S3" in wait_volumes(world, names.REASON_VOLUME_UNFIT)
