@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -17,7 +18,22 @@ from everloop_trainer.session.service import SessionService
 from everloop_trainer.store.restored import write_restored
 from tests.session.compacted import compact, facts, history_of, opened_copy
 from tests.session.told import Told
-from tests.session.world import A, C, Client, create, fb, freeze, load, optim, running, running_on, save, states, until
+from tests.session.world import (
+    PATIENCE,
+    A,
+    C,
+    Client,
+    create,
+    fb,
+    freeze,
+    load,
+    optim,
+    running,
+    running_on,
+    save,
+    states,
+    until,
+)
 from tests.store.crash_files import CrashFiles, Disk
 
 HALF = f"tinker://{A}/weights/half"
@@ -49,6 +65,14 @@ async def lose() -> tuple[Disk, bytes]:
             files.create(name, file.read())
     write_restored(files, (model,))
     return second, expected
+
+
+async def journaled(disk: Disk) -> History:
+    """What is on a disk once that has a record of what was rolled back: no call waits for it. Raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE):
+        while not (history := history_of(await opened_copy(disk))).streams:  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
+    return history
 
 
 async def all_fail(service: SessionService) -> None:
@@ -101,6 +125,7 @@ async def test_it_is_journaled_once() -> None:
     for attempt in (1, 2, 3):
         async with running(disk, attempt=attempt, pod=f"pod-{attempt}") as world:
             await world.settled()
+            await journaled(disk)
     store = await opened_copy(disk)
     assert sum(isinstance(record, Restored) for _, record in store.history) == 1
 
@@ -110,7 +135,7 @@ async def test_a_compacted_history_says_the_same() -> None:
     disk, _ = await lose()
     async with running(disk) as world:
         await world.settled()
-        before = facts(history_of(await opened_copy(disk)))
+        before = facts(await journaled(disk))
         await compact(world)
     after = facts(history_of(await opened_copy(disk)))
     for name in ("models", "checkpoints", "frozen", "rolled_back", "last_request"):
@@ -159,5 +184,5 @@ async def test_what_was_restored_is_to_be_copied_again() -> None:
     assert wanted(history, {}) == []
     async with running(disk) as world:
         await world.settled()
-    history = history_of(await opened_copy(disk))
+        history = await journaled(disk)
     assert [state.kind for state in wanted(history, {})] == ["weights"]
