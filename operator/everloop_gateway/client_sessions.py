@@ -13,6 +13,8 @@ from everloop_gateway.refusal import Refusal
 LONGEST_SEARCH = 200
 DEFAULT_SEARCH = 50
 """Sessions in a page of a search, as the SDK has it."""
+MOST_OWNERS = 10
+"""Whose sessions a search may be for, as the SDK has it."""
 UNKEPT = {
     "user_metadata": "what is given to a session is not kept; a training run keeps what it is created with",
     "display_name": "sessions keep no name",
@@ -20,6 +22,8 @@ UNKEPT = {
     "project_ids": "there are no projects here",
 }
 """By field of a search: why nothing can be found by it."""
+NOTHING_ASKED: Mapping[str, object] = {"user_metadata": {}}
+"""What such a field holds in a search that asks for nothing by it, where that is not null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +74,16 @@ def _joined(one: ClientSession, other: ClientSession) -> ClientSession:
 def search(sessions: list[ClientSession], asked: Mapping[str, Any], subject: str) -> dict[str, Any]:
     """SDK `SessionSearchResponse` to a `SessionSearchRequest`; `sessions` are the key's own. Raises Refusal."""
     for name, why in UNKEPT.items():
-        if asked.get(name):
+        nothing = NOTHING_ASKED.get(name)
+        if asked.get(name, nothing) != nothing:
             raise Refusal(400, f"{name}: {why}")
     limit, before = _limit(asked.get("limit", DEFAULT_SEARCH)), _cursor(asked.get("cursor"))
     wanted = asked.get("session_id")
+    if not isinstance(wanted, str | None):
+        raise Refusal(400, "session_id: a string is required")
     found = [
         session
-        for session in (sessions if _asks_for_own(asked.get("owner"), subject) else [])
+        for session in (sessions if _asks_for_own(asked.get("owner", {"type": "own"}), subject) else [])
         if wanted in (None, session.session_id) and (before is None or session.age < before)
     ]
     page = found[:limit]
@@ -104,14 +111,16 @@ def _summary(session: ClientSession, subject: str) -> dict[str, Any]:
 
 
 def _asks_for_own(owner: object, subject: str) -> bool:
-    if owner is None:
-        return True
     match owner:
         case {"type": "own" | "accessible"}:
             return True
-        case {"type": "user", "owner_urns": list(urns)}:
+        case {"type": "user", "owner_urns": list(urns)} if 1 <= len(urns) <= MOST_OWNERS and _are_texts(urns):
             return subject in urns
-    raise Refusal(400, "owner: must be of type own, accessible or user, the last with owner_urns")
+    raise Refusal(400, f"owner: must be of type own, accessible or user, the last with 1 to {MOST_OWNERS} owner_urns")
+
+
+def _are_texts(values: list[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _limit(value: object) -> int:

@@ -61,10 +61,17 @@ def test_what_is_found(asked: dict[str, Any], found: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("session_id", 3),
+        ("session_id", ["s-3"]),
         ("user_metadata", {"a": "b"}),
+        ("user_metadata", []),
+        ("user_metadata", None),
         ("display_name", "nightly"),
+        ("display_name", ""),
         ("statuses", [{"type": "active"}]),
+        ("statuses", {}),
         ("project_ids", ["p"]),
+        ("project_ids", 0),
         ("limit", 0),
         ("limit", 201),
         ("limit", True),
@@ -72,7 +79,11 @@ def test_what_is_found(asked: dict[str, Any], found: int) -> None:
         ("cursor", {"last_created_at": "yesterday", "last_session_id": "s-1"}),
         ("cursor", {"last_created_at": "2030-01-01T00:00:00", "last_session_id": "s-1"}),
         ("owner", {"type": "user"}),
+        ("owner", {"type": "user", "owner_urns": []}),
+        ("owner", {"type": "user", "owner_urns": ["ada"] * 11}),
+        ("owner", {"type": "user", "owner_urns": ["ada", 1]}),
         ("owner", "ada"),
+        ("owner", None),
     ],
 )
 def test_what_cannot_be_asked_for_is_named(field: str, value: object) -> None:
