@@ -90,13 +90,13 @@ class Calls:
         """Forward a save, or keep it while there is no pod; one that makes a sampling session binds that first."""
         body = _json(incoming.body)
         binding = await self._model(incoming.principal, _read(wire.text_field, body, "model_id"), progress)
+        # Whatever is kept is taken by its pod: nobody could be told any more that it is not.
+        request_id = f"{binding.id}:{_read(wire.seq_id, body)}"
         if body.get("sampling_session_seq_id") is not None:
             session_id = parse_stream(binding.id, "model_id").session_id
             number = _read(wire.number_of_session, body, "sampling_session_seq_id")
             sampler = Stream(session_id, "sample", number)
             await self._ensure(sampler, binding.derive(sampler.id, incoming.principal, None), progress)
-        # Whatever is kept is taken by its pod: nobody could be told any more that it is not.
-        request_id = f"{binding.id}:{_read(wire.seq_id, body)}"
         intent = Intent(request_id, binding.namespace, incoming.path, incoming.body)
         return await self._intents.answer(intent, self._deliver(incoming, binding, Kind.SAVE, progress), progress)
 

@@ -53,6 +53,9 @@ def test_nothing_is_promised_that_no_pod_takes(
         for number in (0, -1, 2**63, "1", None):
             answer = client.post("/save_weights", json={**save, "seq_id": number})
             assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (400, "seq_id")
+            sampling = {"model_id": save["model_id"], "sampling_session_seq_id": 1, "seq_id": number}
+            assert client.post("/save_weights_for_sampler", json=sampling).status_code == 400
+        assert [binding["data"]["id"] for binding in tenant.bindings()] == [save["model_id"]]
         rest = {"state": "Stopped", "since": "2030-01-01T00:00:00Z"}
         tenant.without_pod(names.PHASE_STOPPED, names.REASON_STOPPED, "spec.stop is true", rest=rest)
         for number in (-1, 2**63, "1"):
