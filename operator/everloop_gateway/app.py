@@ -213,6 +213,7 @@ class App:
         self._check_session(principal, session_id)
 
         async def work(progress: Progress) -> Answer:
+            accessible(request.query_params)  # either tells the same: nobody else's session is ever shown
             found = await self._listings.client_sessions(principal, progress)
             mine = next((each for each in found if each.session_id == session_id), None)
             models, samplers = ((), ()) if mine is None else (mine.models, mine.samplers)

@@ -61,3 +61,14 @@ def test_nothing_is_promised_that_no_pod_takes(
         for number in (-1, 2**63, "1"):
             answer = client.post("/optim_step", json={**save, "seq_id": number})
             assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (400, "seq_id")
+
+
+def test_an_access_scope_is_one_wherever_it_is_taken(
+    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Callable[[], str]
+) -> None:
+    """Of a session, too, of which both tell the same."""
+    tenant.serve(tenant.start_pod(processes, address()))
+    with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
+        for path in ("sessions", f"sessions/{session_id}", "training_runs", f"training_runs/{session_id}:train:0"):
+            answer = client.get(f"/{path}", params={"access_scope": "null"})
+            assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (400, "access_scope"), path
