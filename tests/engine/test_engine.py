@@ -311,7 +311,7 @@ def test_out_of_memory_fails_the_operation_only(tiny_spare: Path, tmp_path: Path
         engine.call("forward_backward", _body(2), model="m", seq=3, forward_only=False)
         before = engine.saved("m", tmp_path / "before")
         in_use = int(Path(f"/proc/{engine.pid}/statm").read_text().split()[0]) * resource.getpagesize()
-        limits = resource.prlimit(engine.pid, resource.RLIMIT_AS, (in_use + (8 << 20), resource.RLIM_INFINITY))
+        limits = resource.prlimit(engine.pid, resource.RLIMIT_AS, (in_use + (2 << 20), resource.RLIM_INFINITY))
         with pytest.raises(Refused, match="out of memory") as refusal:
             engine.call("forward_backward", _long(8), model="m", seq=4, forward_only=False)
         assert refusal.value.category == "server"
