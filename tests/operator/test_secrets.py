@@ -18,11 +18,12 @@ pytestmark = pytest.mark.slow
 
 
 def values(api: Api, namespace: str) -> dict[str, str]:
-    """Every value in the Secrets of a namespace."""
+    """Every value in the Secrets of a namespace, but for empty ones."""
     return {
         f"{item['metadata']['name']}.{field}": base64.b64decode(text).decode()
         for item in api.items(f"/api/v1/namespaces/{namespace}/secrets")
         for field, text in (item.get("data") or {}).items()
+        if text
     }
 
 
