@@ -12,13 +12,14 @@ from bootstrap.interpreter import Interpreter
 from bootstrap.layout import REQUIREMENTS, BootstrapError, content_hash, is_complete, mark_complete
 from bootstrap.progress import Progress, run
 
-NAMES = ("operator", "trainer", "client", "client-029", "cookbook", "devcluster", "tests")
+NAMES = ("operator", "trainer", "client", "client-029", "cookbook", "schemathesis", "devcluster", "tests")
 _WHAT = {
     "operator": "operator and gateway",
     "trainer": "torch, transformers, peft",
     "client": "the tinker SDK and nothing else",
     "client-029": "the same of an older SDK",
     "cookbook": "the recipes of tinker-cookbook",
+    "schemathesis": "what sends requests drawn from a document of the wire",
     "devcluster": "the local cluster's container runtime",
     "tests": "everything the tests import",
 }
