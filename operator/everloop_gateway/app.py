@@ -182,9 +182,11 @@ class App:
         """A client session is its id: derived, so that any replica gives the same one to a repeat."""
         principal = await self._principal(request)
         try:
-            unkept = client_sessions.unkept(wire.json_object(await _read_body(request)))
+            asked = wire.json_object(await _read_body(request))
+            wire.check_type(asked, "create_session")
         except wire.UndecodableBody as error:
             raise HTTPException(400, str(error)) from None
+        unkept = client_sessions.unkept(asked)
         repeat = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
         session_id = tokens.session_id(self._cluster.master(), principal.namespace, principal.key_id, repeat)
         told = {"warning_message": unkept} if unkept else {}
@@ -194,7 +196,9 @@ class App:
         """The client lives."""
         principal = await self._principal(request)
         try:
-            session_id = wire.text_field(wire.json_object(await _read_body(request)), "session_id")
+            asked = wire.json_object(await _read_body(request))
+            wire.check_type(asked, "session_heartbeat")
+            session_id = wire.text_field(asked, "session_id")
         except wire.UndecodableBody as error:
             raise HTTPException(400, str(error)) from None
         self._check_session(principal, session_id)

@@ -136,6 +136,7 @@ class Calls:
                 400, f"graph: a body of {len(incoming.body)} bytes is too large, {2 * MAX_JSON_BYTES} are taken"
             )
         body = _json(incoming.body)
+        _read(wire.check_type, body, "create_custom_loss")
         session_id = _read(wire.text_field, body, "session_id")
         self._check_owner(incoming.principal, session_id, "session_id")
         _read(wire.number_of_session, body, "custom_loss_seq_id")
@@ -207,6 +208,7 @@ class Calls:
     async def create_sampling_session(self, incoming: Incoming, progress: Progress) -> Answer:
         """Bind a sampling session to weights; needs no session pod."""
         body = _json(incoming.body)
+        _read(wire.check_type, body, "create_sampling_session")
         stream = self._new_stream(incoming.principal, body, "sample", "sampling_session_seq_id")
         base_model = _read(wire.optional_text_field, body, "base_model")
         path = _read(wire.optional_text_field, body, "model_path")

@@ -50,6 +50,12 @@ def optional_text_field(value: dict[str, Any], name: str) -> str | None:
     return None if value.get(name) is None else text_field(value, name)
 
 
+def check_type(value: dict[str, Any], name: str) -> None:
+    """Which call a body is of, where it says so. Raises UndecodableBody."""
+    if value.get("type", name) != name:
+        raise UndecodableBody(f"type: must be {name!r} here")
+
+
 def number_of_session(value: dict[str, Any], name: str) -> int:
     """Which of its session a model or sampling session is. Raises UndecodableBody."""
     return _number(value, name, 0, json_bodies.MOST_OF_A_SESSION - 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from everloop_gateway.ids import Stream
 from everloop_operator.api import names
+from tests.gateway.test_custom_losses import request as loss
 from tests.gateway.world import Cluster, GatewayProcess, Processes, Tenant
 
 JSON = {"content-type": "application/json"}
@@ -72,3 +73,16 @@ def test_an_access_scope_is_one_wherever_it_is_taken(
         for path in ("sessions", f"sessions/{session_id}", "training_runs", f"training_runs/{session_id}:train:0"):
             answer = client.get(f"/{path}", params={"access_scope": "null"})
             assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (400, "access_scope"), path
+
+
+def test_a_body_that_is_of_another_call_is_refused(cluster: Cluster, gateway: GatewayProcess, tenant: Tenant) -> None:
+    """As a session pod refuses it, where the gateway answers by itself; nothing is bound."""
+    with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
+        sampling = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "org/small"}
+        right = {"create_sampling_session": sampling, "create_custom_loss": loss(session_id)}
+        right |= {"create_session": {}, "session_heartbeat": {"session_id": session_id}}
+        for name, body in right.items():
+            for kind in ("save_weights", {}, None):
+                answer = client.post(f"/{name}", json={**body, "type": kind})
+                assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (400, "type"), (name, kind)
+    assert tenant.bindings() == []
