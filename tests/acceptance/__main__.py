@@ -32,6 +32,7 @@ WITHOUT = (
     "tests/server/test_fuzz.py",
     "tests/gateway/test_fuzz.py",
     "tests/acceptance/test_vision.py",
+    "tests/acceptance/test_wire.py",
 )
 """Tests that run in full where EVERLOOP_TEST_WHOLE or EVERLOOP_MODEL_EXAMPLES is set."""
 MODEL_EXAMPLES = 5000
