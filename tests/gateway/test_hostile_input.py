@@ -81,8 +81,9 @@ def test_a_body_that_is_of_another_call_is_refused(cluster: Cluster, gateway: Ga
         sampling = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "org/small"}
         right = {"create_sampling_session": sampling, "create_custom_loss": loss(session_id)}
         right |= {"create_session": {}, "session_heartbeat": {"session_id": session_id}}
+        others: list[object] = ["save_weights", {}, None]
         for name, body in right.items():
-            for kind in ("save_weights", {}, None):
+            for kind in others:
                 answer = client.post(f"/{name}", json={**body, "type": kind})
                 assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (400, "type"), (name, kind)
     assert tenant.bindings() == []
