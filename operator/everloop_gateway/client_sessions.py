@@ -22,8 +22,6 @@ UNKEPT = {
     "project_ids": "there are no projects here",
 }
 """By field of a search: why nothing can be found by it."""
-NOTHING_ASKED: Mapping[str, object] = {"user_metadata": {}}
-"""What such a field holds in a search that asks for nothing by it, where that is not null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def _joined(one: ClientSession, other: ClientSession) -> ClientSession:
 def search(sessions: list[ClientSession], asked: Mapping[str, Any], subject: str) -> dict[str, Any]:
     """SDK `SessionSearchResponse` to a `SessionSearchRequest`; `sessions` are the key's own. Raises Refusal."""
     for name, why in UNKEPT.items():
-        nothing = NOTHING_ASKED.get(name)
+        nothing: object = {} if name == "user_metadata" else None  # as the SDK's type has it
         if asked.get(name, nothing) != nothing:
             raise Refusal(400, f"{name}: {why}")
     limit, before = _limit(asked.get("limit", DEFAULT_SEARCH)), _cursor(asked.get("cursor"))

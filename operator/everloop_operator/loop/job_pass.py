@@ -12,9 +12,10 @@ from everloop_operator.core.jobs.report import ProgressReport
 from everloop_operator.core.refusals import Refusal
 
 from .cache import Cache, session_of_job
+from .currency import look_up
 from .job_execute import JobCredentials, JobExecutor
 from .poller import Poller
-from .ports import Absent, Body, Cluster, ClusterError, Key, Now
+from .ports import Body, Cluster, ClusterError, Key, Now
 
 
 class JobPass:
@@ -86,22 +87,11 @@ class JobPass:
     async def _verify(self, key: Key, job: Job) -> None:
         """Reads live what the cache lacks, because a lack means a new attempt."""
         recorded = job.status.pod
+        known = {item.pod.name for item in self._cache.pods(key)}
         due = recorded.name if recorded else _awaited(job)
-        if due and due not in {item.pod.name for item in self._cache.pods(key)}:
-            try:
-                self._cache.put_pod(await self._cluster.pod(key.namespace, due))
-            except Absent:
-                pass
-        if not self._cache.nodes_watched:
-            return
-        wanted = {item.pod.node for item in self._cache.pods(key) if item.pod.node}
-        if recorded and recorded.node:
-            wanted.add(recorded.node)
-        for name in wanted - self._cache.nodes().keys():
-            try:
-                self._cache.put_node(await self._cluster.node(name))
-            except Absent:
-                continue
+        await look_up(
+            self._cluster, self._cache, key, due if due not in known else "", recorded.node if recorded else ""
+        )
 
 
 def _awaited(job: Job) -> str:

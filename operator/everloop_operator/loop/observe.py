@@ -13,8 +13,9 @@ from everloop_operator.core.report import TrainerReport
 
 from .cache import Cache
 from .claim_reader import ClaimReader
+from .currency import look_up
 from .poller import Poller
-from .ports import Absent, Body, Cluster, ClusterError, Key, Now
+from .ports import Body, Cluster, ClusterError, Key, Now
 
 
 class Observer:
@@ -54,21 +55,7 @@ class Observer:
         recorded = session.status.pod
         own = {item.pod.name for item in self._cache.pods(key) if item.owner == session.uid}
         due = recorded.name if recorded else _awaited(session)
-        if due and due not in own:
-            try:
-                self._cache.put_pod(await self._cluster.pod(key.namespace, due))
-            except Absent:
-                pass
-        if not self._cache.nodes_watched:
-            return
-        wanted = {item.pod.node for item in self._cache.pods(key) if item.pod.node}
-        if recorded and recorded.node:
-            wanted.add(recorded.node)
-        for name in wanted - self._cache.nodes().keys():
-            try:
-                self._cache.put_node(await self._cluster.node(name))
-            except Absent:
-                continue
+        await look_up(self._cluster, self._cache, key, due if due not in own else "", recorded.node if recorded else "")
 
     async def _read_claims(self, key: Key, session: Session, current: Pod | None) -> dict[str, Claim | None]:
         found: dict[str, Claim | None] = {}
