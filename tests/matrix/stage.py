@@ -122,22 +122,24 @@ class Stage:
 
     def _operators(self) -> dict[str, str]:
         """By pod of the operator that is ready, its node."""
-        selector = "app.kubernetes.io/component=operator"
-        found = self.everloop.session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
         return {
             item["metadata"]["name"]: item["spec"]["nodeName"]
-            for item in found
+            for item in self._pods_of("operator")
             if any(c["type"] == "Ready" and c["status"] == "True" for c in item["status"].get("conditions", []))
         }
 
+    def _pods_of(self, component: str) -> list[dict[str, Any]]:
+        selector = f"app.kubernetes.io/component={component}"
+        found: list[dict[str, Any]] = self.everloop.session.tools.get(
+            "-n", install.RELEASE_NAMESPACE, "pods", "-l", selector
+        )["items"]
+        return found
+
     def _replicas(self, component: str) -> dict[str, Process] | None:
         """By pod, the first process of the operator or of each replica of the gateway that runs; None if none does."""
-        session = self.everloop.session
-        selector = f"app.kubernetes.io/component={component}"
-        found = session.tools.get("-n", install.RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
         running = {}
-        for name in [item["metadata"]["name"] for item in found]:
-            pids = session.cluster.container_pids(name, install.RELEASE_NAMESPACE)
+        for name in [item["metadata"]["name"] for item in self._pods_of(component)]:
+            pids = self.everloop.session.cluster.container_pids(name, install.RELEASE_NAMESPACE)
             if pids and (ticks := start_ticks(pids[0])) is not None:
                 running[name] = Process(pids[0], ticks)
         return running or None

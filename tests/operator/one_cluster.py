@@ -134,16 +134,13 @@ class OneCluster:
 
     async def set_finalizers(self, body: Body, finalizers: Sequence[str]) -> Body:
         self.written.append(f"finalizers {list(finalizers)}")
-        changed = self.stamped({**body, "metadata": {**body["metadata"], "finalizers": list(finalizers)}})
-        self.objects[key_of(body)] = changed
-        return changed
+        return self.replace({**body, "metadata": {**body["metadata"], "finalizers": list(finalizers)}})
 
     async def write_status(self, body: Body, status: Body) -> Body:
         if self.conflict:
             raise Conflict("somebody wrote")
         self.written.append(f"status {status['phase']}")
-        self.objects[key_of(body)] = self.stamped({**body, "status": status})
-        return self.objects[key_of(body)]
+        return self.replace({**body, "status": status})
 
     async def post_event(self, body: Body, event: Event, time: datetime) -> None:
         if self.refuse_events:

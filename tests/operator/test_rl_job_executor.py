@@ -108,8 +108,7 @@ class Operator:
         """A person changes the spec, or another operator has written the status."""
         body = self.cluster.objects[KEY]
         changed = {**body, "spec": {**body["spec"], **spec}, "status": {**body.get("status", {}), **(status or {})}}
-        self.cluster.objects[KEY] = self.cluster.stamped(changed)
-        self.cache.put(self.cluster.objects[KEY])
+        self.cache.put(self.cluster.replace(changed))
 
     async def passed(self, times: int = 1) -> list[str]:
         """What some passes write."""
