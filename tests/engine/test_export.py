@@ -22,12 +22,12 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from everloop_trainer import merging, peftfiles
+from everloop_trainer.about import About
 from everloop_trainer.engine import state
 from everloop_trainer.engine.base import BaseModel, load_base
 from everloop_trainer.engine.config import SpareConfig
 from everloop_trainer.engine.lora import Adapter, Entry, LoraSpec
 from everloop_trainer.engine.model import load_adapter
-from everloop_trainer.peftfiles import About
 from tests.engine.client import LORA, Engine, Refused, datum, request
 from tests.engine.reference import randomise
 

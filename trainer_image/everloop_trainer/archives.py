@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from everloop_trainer import peftfiles
-from everloop_trainer.peftfiles import About
+from everloop_trainer.about import About
 
 NAME = "checkpoint.tar"
 COMPLETE = "checkpoint_complete"

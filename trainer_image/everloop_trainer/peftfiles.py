@@ -11,11 +11,11 @@ import json
 import os
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from everloop_trainer import sealing
+from everloop_trainer.about import ALPHA, About
 from everloop_trainer.durable import sync_directory, write_file
 
 WEIGHTS_FORMAT = "2"
@@ -25,31 +25,12 @@ CONFIG = "adapter_config.json"
 CARD = "README.md"
 NAMES = (CONFIG, WEIGHTS, CARD)
 """Every file that a PEFT directory here has."""
-ALPHA = 32
-"""LoRA alpha of every adapter, whatever its rank, as the hosted service has it; the scale is alpha / rank."""
 LOADER, SEEING_LOADER = "AutoModelForCausalLM", "AutoModelForImageTextToText"
 """What transformers loads a base model of text with, and one that takes images."""
 FILE_MODE = 0o600
 _LANGUAGE_PART = ".language_model."
 """In the names of the modules of a model that has other parts beside it, which see."""
 _LONGEST_HEADER = 100_000_000  # bytes; that of the format
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a named adapter says of itself.
-
-    Attributes:
-        base_model: the base model's name.
-        revision: of the base model; empty if it has none.
-        training_run: id of the model that was trained.
-        checkpoint: name under which it was saved.
-    """
-
-    base_model: str
-    revision: str
-    training_run: str
-    checkpoint: str
 
 
 def complete(state: Path, about: About) -> bool:

@@ -19,6 +19,7 @@ import structlog
 from typing_extensions import Buffer
 
 from everloop_trainer import peftfiles
+from everloop_trainer.about import About
 from everloop_trainer.copies.bucket import Bucket, CopyFailed
 from everloop_trainer.copies.copier import directory, state_of
 from everloop_trainer.copies.protocol import State
@@ -151,7 +152,7 @@ def _fetch(files: Files, bucket: Bucket, manifest: Manifest) -> bool:
             raise CopyFailed(f"{bucket.uri}{path}: came damaged")
     if manifest.kind == "sampler_weights" and manifest.name is not None:
         base = manifest.base_model
-        about = peftfiles.About(base.name, base.revision, manifest.model, manifest.name)
+        about = About(base.name, base.revision, manifest.model, manifest.name)
         peftfiles.complete(Path(files.absolute(path)), about)
     _create(files, f"{target}/{layout.MANIFEST}", manifest_to_json(manifest))
     log.info("restored", path=target, bytes=manifest.size)

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from everloop_trainer.about import ALPHA
 from everloop_trainer.engine.errors import ContentError
-from everloop_trainer.peftfiles import ALPHA
 
 Group = Literal["attn", "mlp", "unembed"]
 _GROUP_OF_MODULE: dict[str, Group] = {

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import torch
 
 from everloop_trainer import peftfiles
+from everloop_trainer.about import About
 from everloop_trainer.engine import framing, memory, state
 from everloop_trainer.engine.adam import AdamParams
 from everloop_trainer.engine.base import BaseModel
@@ -213,7 +214,7 @@ class Worker:
         written = state.write_state(path, content)
         if header.get("about") is not None:
             try:
-                peftfiles.complete(path, peftfiles.About(**header["about"]))
+                peftfiles.complete(path, About(**header["about"]))
                 if header.get("recipients"):
                     written = state.Written(*peftfiles.seal(path, header["recipients"]))
             except OSError:

@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from everloop_trainer import archives, peftfiles
-from everloop_trainer.peftfiles import About
+from everloop_trainer.about import About
 from everloop_trainer.server.gate import Gate
 from everloop_trainer.session.identifiers import tinker_path
 from everloop_trainer.session.keeping import NoCheckpoint

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from everloop_trainer.peftfiles import ALPHA as ALPHA
-from everloop_trainer.peftfiles import About as About
+from everloop_trainer.about import ALPHA as ALPHA
+from everloop_trainer.about import About as About
 from everloop_trainer.session.lora import Lora as Lora
 from everloop_trainer.session.operations import OptimStep, Sample
 from everloop_trainer.session.records import Record
