@@ -69,7 +69,8 @@ def make(place: Path, weights: Path) -> None:
     no_robots = [row | {"prompt_id": str(n), "category": "Open QA"} for n, row in enumerate(conversations[:12])]
     _write(place / "HuggingFaceH4/no_robots/train.jsonl", no_robots)
     _write(place / "HuggingFaceH4/no_robots/test.jsonl", no_robots[:2])
-    gsm8k = [{"question": f"What is {n % 3} plus {3 - n % 3}?", "answer": "It is 3.\n#### 3"} for n in range(12)]
+    # Of 288 answers of 24 tokens 39 were right: of many some are, and rl_loop trains on groups that differ only.
+    gsm8k = [{"question": "Say \\boxed{3}.", "answer": "It is 3.\n#### 3"}] * 16
     _write(place / "openai/gsm8k/main/train.jsonl", gsm8k)
     _write(place / "openai/gsm8k/main/test.jsonl", gsm8k[:1])
     (place / "openai/gsm8k/README.md").write_text(GSM8K_CARD)

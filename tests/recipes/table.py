@@ -41,10 +41,18 @@ RECIPES = {
         _module("chat_sl.train", "dataset=chat.jsonl", "batch_size=4", *SMALL, *LOG), CROSS_ENTROPY, samples=False
     ),
     "rl_loop": Recipe(
-        _module("rl_loop", "loss_fn=importance_sampling", "batch_size=3", "group_size=6", "max_tokens=24", *SMALL),
+        _module(
+            "rl_loop",
+            "loss_fn=importance_sampling",
+            "batch_size=4",
+            "group_size=4",
+            "max_tokens=24",
+            "max_steps=4",
+            "lora_rank=8",
+        ),
         IMPORTANCE_SAMPLING,
         samples=True,
-        steps=0,
+        steps=1,  # a batch whose groups are all right or all wrong has none
     ),
     "math_rl_arithmetic": Recipe(
         _module(
