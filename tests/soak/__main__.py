@@ -48,7 +48,8 @@ class Soak:
             self.state.save(self.directory)
             found = leg.fault or "all results and the adapter equal those of an unbroken run"
             print(
-                f"leg {leg.number}: {leg.kills} kills, {leg.in_operation} in an operation, {leg.steps} steps: {found}"
+                f"leg {leg.number}: {leg.kills} kills, {leg.in_operation} in an operation,"
+                f" {leg.together} of two at once, {leg.steps} steps: {found}"
             )
             if leg.fault:
                 return False
@@ -93,7 +94,7 @@ class Soak:
             broken.loop.stop()
         steps, fault = compare(everloop, broken, path, seed)
         seconds = time.monotonic() - begun
-        return Leg(number, kills, struck.in_operation, steps, seconds, dict(struck.victims), fault)
+        return Leg(number, kills, struck.in_operation, steps, seconds, dict(struck.victims), fault, struck.together)
 
     def report(self, leg: int, kill: Kill) -> None:
         """Tell of a kill, and keep it in a log."""
@@ -104,9 +105,11 @@ class Soak:
             log.write(json.dumps({"leg": leg, **asdict(kill), "time": time.time()}) + "\n")
         during = f"during {kill.during}" if kill.during else "while nothing ran"
         after = "the next at once" if kill.seconds is None else f"next result after {kill.seconds:.1f} s"
+        victims = " and ".join(kill.victims)
         total = f"{self.state.proven + kill.number}/{self.state.kills}"
         print(
-            f"{elapsed:7.1f} s  {total}  {kill.victim} {during}: {after}   about {left / 60:.0f} min left", flush=True
+            f"{elapsed:7.1f} s  {total}  {victims} {during}: {after}   about {left / 60:.0f} min left",
+            flush=True,
         )
 
 

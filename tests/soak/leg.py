@@ -24,6 +24,8 @@ LINGER_SECONDS = 0.4
 RECOVERY_SECONDS = 600.0
 AT_ONCE = 0.2
 """Share of kills that fall into whatever the kill before left."""
+SECOND_VICTIM = 4
+"""One kill of so many takes a second victim in the same moment."""
 CLIENT = Path(__file__).parent / "clients" / "varied.py"
 
 
@@ -32,7 +34,7 @@ class Kill:
     """One kill; ``seconds`` until the loop was told its next result, None where that was not waited for."""
 
     number: int
-    victim: str
+    victims: tuple[str, ...]
     during: str
     seconds: float | None
 
@@ -66,6 +68,8 @@ class Struck:
 
     victims: Counter[str] = field(default_factory=Counter)
     in_operation: int = 0
+    together: int = 0
+    """Kills of two victims in one moment."""
 
 
 def start(everloop: Everloop, name: str, seed: int, *arguments: str) -> Run:
@@ -82,17 +86,17 @@ def start(everloop: Everloop, name: str, seed: int, *arguments: str) -> Run:
     return run
 
 
-def strike(everloop: Everloop, victims: Victims, rng: random.Random) -> tuple[str, str]:
-    """Kill a random victim after a random while; its name, and what ran then."""
-    while True:
+def strike(everloop: Everloop, victims: Victims, rng: random.Random, wanted: int) -> tuple[tuple[str, ...], str]:
+    """Kill so many random victims in one moment after a random while; their names, and what ran then."""
+    struck: list[str] = []
+    during = ""
+    while len(struck) < wanted:
         time.sleep(rng.uniform(0.0, LONGEST_PAUSE_SECONDS))  # the moment is what is drawn, not waited for
-        victim = rng.choice(list(victims.strikes))
+        drawn = rng.sample(victims.names, len(victims.names))
         now = running(everloop.session.journal())
-        try:
-            victims.strikes[victim]()
-        except LookupError:  # down from the fault before
-            continue
-        return victim, f"{now.kind} {now.number}" if now else ""
+        struck += victims.strike(drawn, wanted - len(struck))
+        during = f"{now.kind} {now.number}" if now else ""
+    return tuple(struck), during
 
 
 def wait_told(run: Run, known: int) -> None:
@@ -110,16 +114,17 @@ def drive(everloop: Everloop, run: Run, kills: int, rng: random.Random, report: 
     victims, struck = Victims(everloop.session, rng), Struck()
     wait_told(run, 0)
     for number in range(1, kills + 1):
-        victim, during = strike(everloop, victims, rng)
+        hit, during = strike(everloop, victims, rng, 1 if number % SECOND_VICTIM else 2)
         killed, known = time.monotonic(), len(run.told())
         seconds = None
         if rng.random() >= AT_ONCE or number == kills:
             wait_told(run, known)
             seconds = time.monotonic() - killed
         victims.bring_back()
-        struck.victims[victim] += 1
+        struck.victims.update(hit)
         struck.in_operation += bool(during)
-        report(Kill(number, victim, during, seconds))
+        struck.together += len(hit) > 1
+        report(Kill(number, hit, during, seconds))
     return struck
 
 

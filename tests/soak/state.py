@@ -22,6 +22,8 @@ class Leg:
     struck: dict[str, int]
     fault: str
     """Empty: nothing was lost, nothing done twice, all results and the adapter equal those of an unbroken run."""
+    together: int = 0
+    """Kills that took two victims in one moment."""
 
 
 @dataclass
