@@ -24,6 +24,7 @@ from everloop_gateway.ids import shorten
 from everloop_gateway.keys import Principal, Unauthorized
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
 from everloop_gateway.listings import Listings, Page, accessible, page
+from everloop_gateway.queries import once
 from everloop_gateway.refusal import Refusal
 from everloop_gateway.unseen_keys import TooManyQuestions
 from everloop_gateway.upstream import Answer, Progress
@@ -217,7 +218,7 @@ class App:
         self._check_session(principal, session_id)
 
         async def work(progress: Progress) -> Answer:
-            accessible(request.query_params)  # either tells the same: nobody else's session is ever shown
+            accessible(_query(request))  # either tells the same: nobody else's session is ever shown
             found = await self._listings.client_sessions(principal, progress)
             mine = next((each for each in found if each.session_id == session_id), None)
             models, samplers = ((), ()) if mine is None else (mine.models, mine.samplers)
@@ -259,7 +260,7 @@ class App:
         principal, run_id = await self._principal(request), request.path_params["run_id"]
 
         async def work(progress: Progress) -> Answer:
-            return await self._listings.run(principal, run_id, accessible(request.query_params), progress)
+            return await self._listings.run(principal, run_id, accessible(_query(request)), progress)
 
         return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
 
@@ -267,10 +268,11 @@ class App:
         """A file, for whoever has its URL: the one call that wants no API key."""
         await self._known()
         try:
-            file = self._downloads.verified(request.path_params, request.query_params)
+            query = _query(request)
+            file = self._downloads.verified(request.path_params, query)
         except Refusal as refusal:
             raise HTTPException(refusal.status, refusal.detail) from None
-        return self._downloads.stream(file, request.query_params, request.headers)
+        return self._downloads.stream(file, query, request.headers)
 
     async def copy_weights(self, request: Request) -> Response:
         """There are no projects to copy into."""
@@ -289,7 +291,7 @@ class App:
             principal = await self._principal(request)
 
             async def work(progress: Progress) -> Answer:
-                return await listing(page(principal, request.query_params), progress)
+                return await listing(page(principal, _query(request)), progress)
 
             return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
 
@@ -395,6 +397,11 @@ def _refusing(work: Callable[[Progress], Awaitable[Answer]]) -> Callable[[Progre
             raise
 
     return answer
+
+
+def _query(request: Request) -> dict[str, str]:
+    """The parameters of the request's address. Raises Refusal."""
+    return once(request.query_params.multi_items())
 
 
 def _content_type(request: Request, expected: str) -> str:

@@ -41,6 +41,23 @@ def test_a_field_that_is_given_twice_is_refused(cluster: Cluster, gateway: Gatew
             assert (answer.status_code, "given more than once" in answer.json()["detail"]) == (400, True)
 
 
+def test_a_parameter_that_is_given_twice_is_refused(
+    cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Callable[[], str]
+) -> None:
+    """Also with the same value, also in the address of a file; other parameters stay nobody's business."""
+    tenant.serve(tenant.start_pod(processes, address()))
+    with gateway.session(cluster.key(tenant.namespace)) as (client, session_id):
+        run = f"training_runs/{session_id}:train:0"
+        file = f"downloads/{tenant.namespace}/{session_id}:train:0/weights/a/{'0' * 32}/archive.tar.gz"
+        for path, name in (
+            ("sessions", "limit"), ("checkpoints", "offset"), ("training_runs", "access_scope"),
+            (f"sessions/{session_id}", "access_scope"), (run, "access_scope"), (file, "expires"), (file, "mac"),
+        ):  # fmt: skip
+            answer = client.get(f"/{path}?{name}=1&other=2&{name}=1")
+            assert (answer.status_code, answer.json()["detail"]) == (400, f"{name}: given more than once"), path
+        assert client.get("/sessions?limit=1&other=2").status_code == 200
+
+
 def test_nothing_is_promised_that_no_pod_takes(
     cluster: Cluster, gateway: GatewayProcess, tenant: Tenant, processes: Processes, address: Callable[[], str]
 ) -> None:
