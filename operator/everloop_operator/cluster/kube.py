@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -198,13 +198,8 @@ class Kube:
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, force: bool) -> None:
         """Deletes the pod of this UID; that it is gone or another one already is no error."""
-        options: dict[str, Any] = {"preconditions": {"uid": uid}}
-        if force:
-            options["gracePeriodSeconds"] = 0
-        try:
-            await self._call("DELETE", _path(namespace, "pods", name), body=options)
-        except (Absent, Conflict):
-            pass
+        options = {"gracePeriodSeconds": 0} if force else {}
+        await self._delete(_path(namespace, "pods", name), uid, options)
 
     async def delete_secret(self, namespace: str, name: str) -> None:
         """Deletes a secret; that there is none is no error."""
@@ -230,10 +225,24 @@ class Kube:
     async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:
         """Deletes the TrainingSession of this UID; that it is gone or another one already is no error."""
         path = f"{OURS}/namespaces/{quote(namespace)}/{names.TRAINING_SESSION_PLURAL}/{quote(name)}"
+        await self._delete(path, uid, {})
+
+    async def _delete(self, path: str, uid: str, options: Mapping[str, Any]) -> None:
         try:
-            await self._call("DELETE", path, body={"preconditions": {"uid": uid}})
-        except (Absent, Conflict):
+            await self._call("DELETE", path, body={**options, "preconditions": {"uid": uid}})
+        except Absent:
             pass
+        except Conflict:
+            # The same answer for an object that is another one, and for a write that came in between.
+            if await self._uid(path) == uid:
+                raise
+
+    async def _uid(self, path: str) -> str | None:
+        try:
+            found = await self._call("GET", path, accept=METADATA_OF_ONE)
+        except Absent:
+            return None
+        return str(found["metadata"]["uid"])
 
     async def set_finalizers(self, body: Body, finalizers: Sequence[str]) -> Body:
         """Replaces the finalizers; the resourceVersion of `body` makes sure that nobody wrote in between."""

@@ -131,7 +131,11 @@ class Cluster(Protocol):
         ...
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, force: bool) -> None:
-        """Deletes the pod of this UID; that it is gone or another one already is no error."""
+        """Deletes the pod of this UID; that it is gone or another one already is no error.
+
+        Raises:
+            Conflict: somebody wrote in between, and it is there still.
+        """
         ...
 
     async def delete_secret(self, namespace: str, name: str) -> None:
@@ -143,7 +147,11 @@ class Cluster(Protocol):
         ...
 
     async def delete_session(self, namespace: str, name: str, *, uid: str) -> None:
-        """Deletes the TrainingSession of this UID; that it is gone or another one already is no error."""
+        """Deletes the TrainingSession of this UID; that it is gone or another one already is no error.
+
+        Raises:
+            Conflict: somebody wrote in between, and it is there still.
+        """
         ...
 
     async def set_finalizers(self, body: Body, finalizers: Sequence[str]) -> Body:
