@@ -32,7 +32,9 @@ REJECTIONS = re.compile(
     r"UnexpectedAdmissionError|OutOf\S+|NodeAffinity|NodeName|NodePorts|TopologyAffinityError|"
     r"InvalidNodeInfo|\w*AdmissionError|PodOSNotSupported|PodOSSelectorNodeLabelDoesNotMatch|SysctlForbidden|AppArmor"
 )
-"""Reasons of a pod that its kubelet did not admit."""
+"""Reasons of a pod that its kubelet did not admit; other kubelets have others."""
+REJECTED = "Pod was rejected: "
+"""Before the words of a kubelet that did not admit a pod, whatever the reason (Kubernetes, `Kubelet.rejectPod`)."""
 FINAL_EXITS = {
     names.EXIT_FENCED: names.RECOVERY_FENCED,
     names.EXIT_ACCELERATOR_FAILED: names.RECOVERY_ACCELERATOR_FAILED,
@@ -42,12 +44,12 @@ FINAL_EXITS = {
 
 def of_pod(pod: Pod) -> str:
     """The class of a pod that has ended: what its kubelet says, and else what was about to disrupt it."""
-    reason = pod.failure.partition(":")[0]
+    reason, _, message = pod.failure.partition(": ")
     if reason in ENDINGS:
         return ENDINGS[reason]
     if pod.disruption:
         return of_disruption(pod)
-    if REJECTIONS.fullmatch(reason):
+    if message.startswith(REJECTED) or REJECTIONS.fullmatch(reason):
         return names.RECOVERY_POD_REJECTED
     return names.RECOVERY_POD_FAILED
 
