@@ -84,8 +84,8 @@ def terminated(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
 
 
 def rejected(reason: str, message: str) -> Status:
-    """What a kubelet writes of a pod that it does not admit, and all that it writes."""
-    return {"phase": "Failed", "reason": reason, "message": f"Pod was rejected: {message}", "qosClass": "Burstable"}
+    """What a kubelet writes of a pod that it does not admit, and all of it but what the API server knows."""
+    return {"phase": "Failed", "reason": reason, "message": f"Pod was rejected: {message}"}
 
 
 def ended(reason: str, message: str, words: str = "", code: int = 143) -> Status:
@@ -96,9 +96,6 @@ def ended(reason: str, message: str, words: str = "", code: int = 143) -> Status
         "message": message,
         "conditions": conditions(disrupted=("TerminationByKubelet", words or message)),
         "containerStatuses": [container(terminated(code))],
-        "hostIP": "10.0.0.4",
-        "podIP": "10.1.0.9",
-        "qosClass": "Burstable",
     }
 
 
