@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from everloop_operator.api import names
 from everloop_operator.api.rl_job_status import RLJobStatus
 from everloop_operator.core.jobs.observed import Driver, ObservedJob
 from everloop_operator.core.jobs.plan import FORCE_DELETE_SECONDS
@@ -32,7 +31,6 @@ from tests.operator.job_builders import (
     report,
     running,
     seen,
-    spec,
     status_of,
     told,
     variables,
@@ -417,34 +415,6 @@ def test_deleted_job_is_left_to_the_garbage_collector() -> None:
     """No finalizer: nothing has to be done first."""
     result = decided(replace(running(), job=replace(running().job, deleting=True)))
     assert (result.status, result.create_pod, result.keep_key) == (None, None, False)
-
-
-@pytest.mark.parametrize(
-    "observation",
-    [
-        observed(),
-        observed(session=None),
-        running(),
-        replace(running(), drivers=(failed(),)),
-        replace(running(), drivers=(driver(phase="Succeeded", container=Container(exit_code=0)),)),
-        replace(running(), job=replace(running().job, spec=spec(suspend=True))),
-        replace(running(recovery={"application": {"maxAttempts": 0}}), drivers=(failed(),)),
-    ],
-)
-def test_conditions_agree_with_kstatus(observation: ObservedJob) -> None:
-    """The table of phases: Ready, Reconciling and Stalled are one combination each."""
-    result = decided(observation)
-    table = {
-        "Running": ("True", "False", "False"),
-        "Pending": ("False", "True", "False"),
-        "Recovering": ("False", "True", "False"),
-        "Suspended": ("True", "False", "False"),
-        "Completed": ("True", "False", "False"),
-        "Failed": ("False", "False", "True"),
-    }
-    found = tuple(condition(result, kind)[0] for kind in ("Ready", "Reconciling", "Stalled"))
-    assert found == table[status_of(result).phase]
-    assert tuple(c.type for c in status_of(result).conditions) == names.JOB_CONDITION_TYPES
 
 
 def test_pod_of_tests_is_the_one_of_the_spec() -> None:
