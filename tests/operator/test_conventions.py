@@ -18,7 +18,6 @@ from everloop_operator.api.rl_job_status import RLJobStatus
 from everloop_operator.api.training_session_status import RestStatus, TrainingSessionStatus
 from everloop_operator.core.node_rules import Severity, Signal
 from everloop_operator.core.observed import Container, Observed, Trainer
-from everloop_operator.core.status import dump
 from tests.operator import job_builders as jobs
 from tests.operator.builders import (
     ago,
