@@ -1,9 +1,10 @@
-"""What the operator is watched at: from a new object to a second attempt after the loss of a node."""
+"""What the operator is watched at: from a new object to a second attempt after the loss of a node, and to its end."""
 
 from __future__ import annotations
 
 import base64
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -56,8 +57,12 @@ class Journey:
         self.world.run_pod(pod, node)
 
     def await_pod(self, name: str) -> None:
+        self.wait(f"pod {name}", lambda: self.world.pod(name) is not None)
+
+    def wait(self, what: str, probe: Callable[[], bool]) -> None:
+        """Raises AssertionError with what is told of the object."""
         try:
-            eventually(f"{self.world.namespace}: pod {name}", lambda: self.world.pod(name), PATIENCE_SECONDS)
+            eventually(f"{self.world.namespace}: {what}", probe, PATIENCE_SECONDS)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.told()}") from None
 
@@ -105,6 +110,47 @@ class Journey:
 
     def pods(self) -> set[str]:
         return {f"{self.name}-a2-0"}
+
+
+class EndingJourney(Journey):
+    """A session that a gateway made is stopped; its time is over at once, so that the operator deletes it.
+
+    Its finalizer is set at first, and taken away when there is nothing to wait for any more.
+    """
+
+    name = "brief"
+
+    def run(self) -> None:
+        world = self.world
+        world.claims()
+        self.first = world.node(self._nodes[0])
+        self.create()
+        self.play(1, self.first)
+        assert world.session(self.name)["metadata"]["finalizers"] == [names.FINALIZER_COPIES]
+        world.api.merge(self.path, {"spec": {"stop": True}})
+        pod = f"{self.name}-a1-0"
+        self.wait(f"deletion of {pod}", lambda: world.deleting(pod))
+        world.remove_pod(pod)
+        self.wait("the end of the session", lambda: world.api.get(self.path) is None)
+
+    def create(self) -> None:
+        body = session_body(self.name, deletion={"waitForCopies": True}, ttlSecondsAfterFinished=0)
+        body["metadata"]["labels"] = {names.LABEL_CREATED_BY: names.CREATED_BY_GATEWAY}
+        self.world.api.create(self.world.sessions_path, body)
+
+    @property
+    def path(self) -> str:
+        return f"{self.world.sessions_path}/{self.name}"
+
+    def told(self) -> str:
+        return str(self.world.api.get(self.path))
+
+    def judge(self, written: list[Call], unbroken_writes: int) -> None:
+        told = Counter((event["reason"], event["message"]) for event in self.world.events())
+        assert max(told.values()) == 1, told
+        assert (self.world.api.get(self.path), self.found("pods")) == (None, set())
+        assert not [call for call in written if "-a2" in call.path]
+        assert len(written) <= unbroken_writes + MORE_WRITES, [str(call) for call in written]
 
 
 class JobJourney(Journey):

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import pytest
 
 from tests.operator.faults.conftest import Restarted
-from tests.operator.faults.journeys import PATIENCE_SECONDS, QUIET_SECONDS, JobJourney, Journey
+from tests.operator.faults.journeys import PATIENCE_SECONDS, QUIET_SECONDS, EndingJourney, JobJourney, Journey
 from tests.operator.faults.proxy import STALLS, Call, Fault, Proxy
 from tests.operator.world import Api, World, eventually
 
 pytestmark = pytest.mark.slow
 
-JOURNEYS: tuple[type[Journey], ...] = (Journey, JobJourney)
+JOURNEYS: tuple[type[Journey], ...] = (Journey, EndingJourney, JobJourney)
 WHOLE = "EVERLOOP_TEST_WHOLE" in os.environ
 SAMPLE, SAMPLED_KILLS = 6, 1
 AT_A_TIME = 6
