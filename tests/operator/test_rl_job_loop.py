@@ -134,6 +134,23 @@ async def test_operator_that_dies_between_two_writes_makes_one_pod_and_one_key(l
     assert successor.status()["recoveries"] == []
 
 
+async def test_driver_that_a_predecessors_pod_hides_is_read_before_it_counts_as_lost(loop: Loop) -> None:
+    """An operator that was frozen may know another job's pod under the name that the status has."""
+    for _ in range(3):
+        await loop.passes.reconcile(KEY)
+    [made] = loop.cluster.pods.values()
+    assert loop.status()["pod"]["name"] == made["metadata"]["name"]
+    [owner] = made["metadata"]["ownerReferences"]
+    hiding = {"uid": "uid-before", "resourceVersion": "1", "ownerReferences": [{**owner, "uid": "uid-job-before"}]}
+    late = Loop(loop.cluster)
+    for body in loop.cluster.objects.values():
+        late.cache.put(body)
+    late.cache.put_pod({**made, "metadata": {**made["metadata"], **hiding}})
+    await late.passes.reconcile(KEY)
+    assert list(loop.cluster.pods) == [made["metadata"]["name"]]
+    assert (late.status()["attempt"], late.status()["recoveries"]) == (1, [])
+
+
 @pytest.mark.parametrize("successor", [False, True])
 async def test_key_goes_with_a_job_that_no_pass_has_seen(loop: Loop, successor: bool) -> None:
     """An operator that has just begun may hear of the end of a job before it has looked at it, or at its successor."""

@@ -87,11 +87,9 @@ class JobPass:
     async def _verify(self, key: Key, job: Job) -> None:
         """Reads live what the cache lacks, because a lack means a new attempt."""
         recorded = job.status.pod
-        known = {item.pod.name for item in self._cache.pods(key)}
+        own = {item.pod.name for item in self._cache.pods(key) if item.owner == job.uid}
         due = recorded.name if recorded else _awaited(job)
-        await look_up(
-            self._cluster, self._cache, key, due if due not in known else "", recorded.node if recorded else ""
-        )
+        await look_up(self._cluster, self._cache, key, due if due not in own else "", recorded.node if recorded else "")
 
 
 def _awaited(job: Job) -> str:
