@@ -21,7 +21,7 @@ def test_all_profiles_are_on_by_default(helm: Helm) -> None:
     rules = parse(pick(helm.template(), "ConfigMap", "everloop-node-rules")["data"]["rules.json"])
     profiles = [yaml.safe_load(path.read_text()) for path in (CHART / "profiles").glob("*.yaml")]
     assert {rule.name for rule in rules} == {rule["name"] for profile in profiles for rule in profile}
-    assert len(profiles) == 8
+    assert len(profiles) == 9
 
 
 def test_an_own_rule_replaces_that_of_a_profile(helm: Helm) -> None:

@@ -180,6 +180,33 @@ FINDINGS: list[tuple[str, Body, str, str]] = [
     ("aks", raw(conditions=[condition("IBLinkFlapping", "True")]), "aks-infiniband", "Avoid"),
     ("aks", raw(conditions=[condition("UnhealthyNvidiaDevicePlugin", "True")]), "aks-device-plugin", "Avoid"),
     ("aks", raw(conditions=[condition("UnhealthyNvidiaDCGMServices", "True")]), "aks-dcgm", "Avoid"),
+    *(
+        ("aks", raw(conditions=[condition(kind, "True", kind)]), rule, severity)
+        for kind, rule, severity in (
+            ("PreemptScheduled", "aks-preempt", "CheckpointThenMove"),
+            ("PreemptionScheduled", "aks-preempt", "CheckpointThenMove"),
+            ("TerminateScheduled", "aks-terminate", "CheckpointThenMove"),
+            ("RedeployScheduled", "aks-redeploy", "CheckpointThenMove"),
+            ("RebootScheduled", "aks-reboot", "CheckpointThenMove"),
+            ("VMEventScheduled", "aks-vm-event", "CheckpointThenMove"),
+            ("FreezeScheduled", "aks-freeze", "Avoid"),
+        )
+    ),
+    *(
+        ("nth", raw(taints=[taint(f"aws-node-termination-handler/{kind}", value="ec2-event")]), rule, severity)
+        for kind, rule, severity in (
+            ("spot-itn", "nth-spot-interruption", "CheckpointThenMove"),
+            ("asg-lifecycle-termination", "nth-group-termination", "CheckpointThenMove"),
+            ("scheduled-maintenance", "nth-scheduled-maintenance", "CheckpointThenMove"),
+            ("rebalance-recommendation", "nth-rebalance", "Avoid"),
+        )
+    ),
+    (
+        "nth",
+        raw({"aws-node-termination-handler/action": "UncordonAfterReboot"}),
+        "nth-reboot",
+        "CheckpointThenMove",
+    ),
     ("npd", raw(conditions=[condition("KernelDeadlock", "True", "DockerHung")]), "npd-kernel-deadlock", "MoveNow"),
     (
         "npd",
@@ -245,6 +272,7 @@ HEALTHY: list[tuple[str, Body]] = [
                 for kind in (
                     "GPUMissing",
                     "XIDErrors",
+                    "VMEventScheduled",
                     "KernelDeadlock",
                     "ReadonlyFilesystem",
                     "KubeletUnhealthy",
@@ -253,6 +281,8 @@ HEALTHY: list[tuple[str, Body]] = [
             ]
         ),
     ),
+    ("aks, events that can't be read", raw(conditions=[condition("VMEventScheduled", "Unknown")])),
+    ("nth, done", raw({"aws-node-termination-handler/event-id": "ec2-event"})),
     ("nvsentinel, repaired", raw({STATE: "remediation-succeeded"})),
     ("devices", raw(devices=("nvidia.com/gpu", "8", "8"))),
     ("devices not registered", raw(devices=("nvidia.com/gpu", "0", "0"))),
