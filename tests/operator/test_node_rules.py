@@ -176,6 +176,7 @@ FINDINGS: list[tuple[str, Body, str, str]] = [
     ("gke", raw({"cloud.google.com/scheduled-maintenance-time": "1767225600"}), "gke-maintenance-scheduled", "Avoid"),
     ("aks", raw(conditions=[condition("GPUMissing", "True", "GPUMissing")]), "aks-gpu-missing", "CheckpointThenMove"),
     ("aks", raw(conditions=[condition("XIDErrors", "True", "XID79")]), "aks-xid", "CheckpointThenMove"),
+    ("aks", raw(conditions=[condition("XIDError", "True")]), "aks-xid", "CheckpointThenMove"),
     ("aks", raw(conditions=[condition("NVLinkStatusInactive", "True")]), "aks-nvlink", "CheckpointThenMove"),
     ("aks", raw(conditions=[condition("IBLinkFlapping", "True")]), "aks-infiniband", "Avoid"),
     ("aks", raw(conditions=[condition("UnhealthyNvidiaDevicePlugin", "True")]), "aks-device-plugin", "Avoid"),
