@@ -12,6 +12,7 @@ import aiohttp
 import structlog
 
 from everloop_gateway.bindings import Bindings
+from everloop_gateway.connecting import CONNECT_SECONDS, Connector
 from everloop_gateway.holding import Kind, is_definitive
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
 from everloop_gateway.metrics import UPSTREAM_RETRIES
@@ -21,8 +22,6 @@ from everloop_gateway.waking import Waker
 from everloop_http.resources import LARGE_BYTES
 from everloop_operator.api import names, tokens
 
-CONNECT_SECONDS = 1.0
-KEEP_ALIVE_SECONDS = 30.0
 # A pod answers a submit once it is on disk, and holds a poll for 30 s; beyond that it is frozen, or its node is
 # gone without a word. The call is then sent again, which is safe by its number.
 SUBMIT_SECONDS = 10.0
@@ -270,7 +269,7 @@ def http_client() -> aiohttp.ClientSession:
     A round trip of a small operation is two calls, so that what a call costs here is felt: aiohttp parses in C.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+        connector=Connector(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
