@@ -12,7 +12,8 @@ COPY operator/everloop_metrics /opt/everloop/everloop_metrics
 COPY operator/everloop_progress /opt/everloop/everloop_progress
 COPY trainer_image/everloop_http /opt/everloop/everloop_http
 COPY trainer_image/everloop_losses /opt/everloop/everloop_losses
-RUN python -m compileall -q /opt/everloop
+# A checkout made under umask 077 is readable to its owner only; what runs is user 1000.
+RUN chmod -R a+rX /opt/everloop && python -m compileall -q /opt/everloop
 
 # What runs has no installer and no other build tool in it.
 FROM python:3.11-slim

@@ -11,6 +11,10 @@ PYTHON ?= python3
 export EVERLOOP_CACHE ?= /var/cache/everloop
 export PYTHONDONTWRITEBYTECODE := 1
 
+BUILDER ?= docker
+REGISTRY ?= registry.example.com
+TAG ?= 0.1.0
+
 bootstrap := $(PYTHON) -m bootstrap
 in_tests := $(bootstrap) exec tests
 in_devcluster := $(bootstrap) exec devcluster
@@ -90,6 +94,11 @@ dashboards: ## regenerate the chart's dashboard and alerts from monitoring/
 .PHONY: verify
 verify: crds dashboards ## regenerate, and fail if that changed a file
 	@git diff --exit-code -- crds helm
+
+.PHONY: images
+images: ## build both container images; REGISTRY=..., TAG=..., BUILDER=docker|podman|buildah
+	@$(BUILDER) build -t "$(REGISTRY)/everloop-operator:$(TAG)" -f Dockerfile .
+	@$(BUILDER) build -t "$(REGISTRY)/everloop-trainer:$(TAG)" -f trainer_image/Dockerfile .
 
 .PHONY: status
 status: ## show what EVERLOOP_CACHE holds, and how large it is

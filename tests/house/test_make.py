@@ -30,6 +30,16 @@ def test_demo_down_removes_no_other_directory(tmp_path: Path) -> None:
     assert letter.exists()
 
 
+def test_images_are_built_from_both_dockerfiles() -> None:
+    """`make images` names both images by REGISTRY and TAG and hands the whole checkout to BUILDER."""
+    command = ["make", "images", "BUILDER=echo", "REGISTRY=registry.test/team", "TAG=7"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "build -t registry.test/team/everloop-operator:7 -f Dockerfile .",
+        "build -t registry.test/team/everloop-trainer:7 -f trainer_image/Dockerfile .",
+    ]
+
+
 def test_ci_runs_what_people_run() -> None:
     """.ci/run ends in `make test`."""
     script = REPOSITORY / ".ci" / "run"
