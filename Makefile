@@ -96,7 +96,7 @@ verify: crds dashboards ## regenerate, and fail if that changed a file
 	@git diff --exit-code -- crds helm
 
 .PHONY: images
-images: ## build both container images; REGISTRY=..., TAG=..., BUILDER=docker|podman|buildah
+images: ## build both container images; REGISTRY=..., TAG=..., BUILDER=docker|buildah
 	@$(BUILDER) build -t "$(REGISTRY)/everloop-operator:$(TAG)" -f Dockerfile .
 	@$(BUILDER) build -t "$(REGISTRY)/everloop-trainer:$(TAG)" -f trainer_image/Dockerfile .
 
