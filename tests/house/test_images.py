@@ -108,7 +108,9 @@ def test_pods_start_roles_of_the_trainer_image() -> None:
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
 def test_everything_that_is_imported_is_installed(image: Image) -> None:
     """Each import of a copied package is the standard library's, a copied package or in the requirements."""
-    pinned = re.findall(r"^([\w.-]+)==", (REPOSITORY / f"requirements/{image.environment}.txt").read_text(), re.MULTILINE)
+    pinned = re.findall(
+        r"^([\w.-]+)==", (REPOSITORY / f"requirements/{image.environment}.txt").read_text(), re.MULTILINE
+    )
     own = {package.name for package in image.packages}
     distributions = packages_distributions()
     sources = [path for package in image.packages for path in package.rglob("*.py")]
