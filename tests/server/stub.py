@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -97,6 +99,12 @@ class Stub:
                 headers["X-Everloop-Weights"] = self.samplers[sampler] or "base"
         if path.endswith("/load_weights"):
             headers["X-Everloop-Weights"] = (await request.json())["path"]
+        if path.endswith("/copy_weights"):
+            asked = await request.json()
+            headers["X-Everloop-Weights"] = asked["source_path"]
+            if asked.get("session_id") is None:  # a session of its own, which a repeat gives too
+                name = hashlib.sha256(f"{asked['source_path']} {headers['x-idempotency-key']}".encode()).hexdigest()
+                body = json.dumps({**asked, "session_id": f"s-{name[:16]}-{name[16:32]}", "model_seq_id": 0}).encode()
         give_up = time.monotonic() + HOLD_SECONDS
         while True:
             begun = time.monotonic()

@@ -11,7 +11,7 @@ import structlog
 from pydantic import ValidationError
 
 from everloop_trainer import exitcodes
-from everloop_trainer.copies.protocol import REPORT, WANTED, State, Wanted
+from everloop_trainer.copies.protocol import REPORT, WANTED, SharedFile, State, Wanted
 from everloop_trainer.session.errors import StorageFailed
 from everloop_trainer.session.identifiers import storage_id
 from everloop_trainer.session.ports import StateRef
@@ -98,8 +98,13 @@ class CopierProcess:
 
 
 def _wanted(states: Sequence[StateRef], models: Collection[str], *, last: bool) -> Wanted:
-    named = tuple(State(state.kind, storage_id(state.model), state.key) for state in states)
+    named = tuple(State(each.kind, storage_id(each.model), each.key, _shared(each)) for each in states)
     return Wanted(named, tuple(sorted(storage_id(model) for model in models)), last)
+
+
+def _shared(state: StateRef) -> SharedFile | None:
+    shared = state.shared
+    return None if shared is None else SharedFile(storage_id(shared.holder), state.model, shared.source, shared.time)
 
 
 async def restore_if_empty(root: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import structlog
@@ -19,6 +19,7 @@ from everloop_trainer.session.errors import Fenced
 from everloop_trainer.store import layout
 from everloop_trainer.store.epochs import read_fence
 from everloop_trainer.store.files import Files
+from everloop_trainer.store.states import manifest_from_json, manifest_to_json
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +31,23 @@ class AnotherLineage(CopyFailed):
 def directory(state: State) -> str:
     """Where a state lies, below the session's root and below the prefix alike."""
     return layout.state(state.model, state.kind, state.key)
+
+
+def origin_of(state: State) -> State:
+    """Where below the session's root its data lies. Pure."""
+    return state if state.shared is None else State(state.kind, state.shared.holder, state.key)
+
+
+def described_as(state: State, manifest: bytes) -> bytes:
+    """The manifest of a copy of a state, from that of its data. Pure. Raises CopyFailed if it can't be read."""
+    shared = state.shared
+    if shared is None:
+        return manifest
+    found = manifest_from_json(manifest, state.key, directory(state))
+    if found is None:
+        raise CopyFailed(f"{directory(origin_of(state))}: its manifest can not be read, and it is not copied")
+    named = replace(found, model=shared.model_id, source=shared.source, time=shared.time, ttl_seconds=None)
+    return manifest_to_json(named)
 
 
 def state_of(path: str) -> State | None:
@@ -157,14 +175,14 @@ class Copier:
             self._copy(work.state)
 
     def _copy(self, state: State) -> None:
-        place = directory(state)
+        place, origin = directory(state), directory(origin_of(state))
         try:
-            with self._files.open_read(f"{place}/{layout.MANIFEST}") as file:
-                manifest = file.read()
+            with self._files.open_read(f"{origin}/{layout.MANIFEST}") as file:
+                manifest = described_as(state, file.read())
             described = json.loads(manifest)["file"]
-            if self._files.sha256(f"{place}/{layout.STATE}") != (described["sha256"], described["bytes"]):
-                raise CopyFailed(f"{place}: is damaged in the storage, and not copied")
-            self._upload(place, described["sha256"], described["bytes"])
+            if self._files.sha256(f"{origin}/{layout.STATE}") != (described["sha256"], described["bytes"]):
+                raise CopyFailed(f"{origin}: is damaged in the storage, and not copied")
+            self._upload(origin, place, described["sha256"], described["bytes"])
         except FileNotFoundError:
             log.info("state superseded before it was copied", path=place)
             self._taken.pop(state.model, None)
@@ -178,13 +196,13 @@ class Copier:
         self.last_time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         log.info("copied", path=place, bytes=described["bytes"])
 
-    def _upload(self, place: str, sha256: str, size: int) -> None:
+    def _upload(self, origin: str, place: str, sha256: str, size: int) -> None:
         path = f"{place}/{layout.STATE}"
         if self._bucket.stored(path) == (sha256, size):
             return
         self._fence()
         self._bucket.abort_uploads(path)  # what an earlier try could not remove: its credentials had expired
-        self._bucket.upload(self._files.absolute(path), path, sha256)
+        self._bucket.upload(self._files.absolute(f"{origin}/{layout.STATE}"), path, sha256)
         if self._bucket.stored(path) != (sha256, size):
             raise CopyFailed(f"{self._bucket.uri}{path}: is not what was sent")
 

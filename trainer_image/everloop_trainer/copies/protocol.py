@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
@@ -13,12 +13,27 @@ STRICT = ConfigDict(extra="forbid")
 
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
+class SharedFile:
+    """What a checkpoint says of itself whose data lies in the directory of the model `holder`, and in none of its own.
+
+    `model_id`, `source` and `time` as in its manifest.
+    """
+
+    holder: str
+    model_id: str
+    source: str
+    time: str
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, slots=True)
 class State:
-    """A stored state, by the directory that it lies in."""
+    """A stored state, by the directory that it lies in: always there in S3, and here unless its data is shared."""
 
     kind: str
     model: str
     key: str
+    shared: SharedFile | None = field(default=None, compare=False)
 
 
 @with_config(STRICT)

@@ -99,6 +99,7 @@ def rolled_back(manifests: Sequence[Manifest], time: str) -> tuple[RolledBack, .
                 resume=path,
                 time=time,
                 checkpoints=tuple(_checkpoint(each) for each in own),
+                source=last.source or "",
             )
         )
     return tuple(models)

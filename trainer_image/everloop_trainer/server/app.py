@@ -19,7 +19,7 @@ from everloop_trainer.adjusted import automatic
 from everloop_trainer.config import Settings
 from everloop_trainer.server import fragments, listings, schemas, submissions
 from everloop_trainer.server.bodies import read_json_object, read_protobuf
-from everloop_trainer.server.checkpoints import CheckpointRoutes
+from everloop_trainer.server.checkpoints import WEIGHTS_HEADER, CheckpointRoutes
 from everloop_trainer.server.files import FileRoutes
 from everloop_trainer.server.gate import Closed, Gate, Guard
 from everloop_trainer.session import identifiers
@@ -34,7 +34,6 @@ POLL_SECONDS = 30.0
 
 _Asked = TypeVar("_Asked", bound=BaseModel)
 
-WEIGHTS_HEADER = "x-everloop-weights"
 _FORWARD_BACKWARD = fragments.layout(tinker_public.ForwardBackwardRequest.DESCRIPTOR)
 STAND_INS_HEADER = "x-everloop-stand-ins"
 """`true`: the platform wants losses that are not published replaced by what stands in for them."""

@@ -1,7 +1,7 @@
-"""What a client does to its checkpoints: remove and publish them, and say when they expire.
+"""What a client does to its checkpoints: remove, publish and copy them, and say when they expire.
 
 None of these calls has a number; what makes a repeat one is its idempotency key, which the SDK keeps through its own
-retries and the gateway through its own.
+retries and the gateway through its own. Of a copy it is the name of the training run that is to hold it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from everloop_trainer.server import submissions
 from everloop_trainer.server.bodies import read_json_object
 from everloop_trainer.server.gate import Gate
 from everloop_trainer.session.identifiers import tinker_path
-from everloop_trainer.session.keeping import InUse, NoCheckpoint
+from everloop_trainer.session.keeping import InUse, NoCheckpoint, Taken
 from everloop_trainer.session.times import refuse_ttl
 
 IDEMPOTENCY_HEADER = "x-idempotency-key"
+WEIGHTS_HEADER = "x-everloop-weights"
+"""Tinker path of what a call may read, or what is sampled from."""
 LONGEST_KEY = 200
 """Characters of an idempotency key."""
 
@@ -37,6 +40,7 @@ class CheckpointRoutes:
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/ttl", self.expire, methods=["PUT"]),
             Route(f"{one}/publish", self.publish, methods=["POST", "DELETE"]),
+            Route("/api/v1/copy_weights", self.copy, methods=["POST"]),
         ]
 
     async def delete(self, request: Request) -> Response:
@@ -74,6 +78,22 @@ class CheckpointRoutes:
         except NoCheckpoint as missing:
             raise _unknown(missing) from None
         return JSONResponse({})
+
+    async def copy(self, request: Request) -> Response:
+        """Make a training run that holds a copy. A repeat is answered even if its source may be read no more."""
+        asked, run = submissions.copy_weights(await read_json_object(request))
+        keeping = self._gate.service.keeping
+        allowed = request.headers.get(WEIGHTS_HEADER) == asked.source_path
+        if not allowed and keeping.copied(run) is None:
+            path = asked.source_path[: submissions.LONGEST_PATH]
+            raise HTTPException(403, f"source_path: {path!r} is no checkpoint that this API key may copy")
+        try:
+            path = await self._gate.call(keeping.copy(asked.source_path, run, asked.ttl_seconds))
+        except NoCheckpoint as missing:
+            raise HTTPException(404, f"source_path: there is no {str(missing)[:400]!r}") from None
+        except Taken as taken:
+            raise HTTPException(400, f"model_seq_id: {str(taken)[:400]!r} is a model already") from None
+        return JSONResponse({"tinker_path": path})
 
 
 def _path(request: Request) -> str:

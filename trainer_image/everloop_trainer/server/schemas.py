@@ -164,6 +164,14 @@ class LoadWeightsRequest(_Request):
     type: Literal["load_weights"] = "load_weights"
 
 
+class CopyWeightsRequest(_Request):
+    """SDK `CopyWeightsRequest` with the training run that is to hold the copy: projects are the gateway's."""
+
+    source_path: Text
+    ttl_seconds: int | None = None
+    weights_access_token: str | None = None
+
+
 class SaveWeightsRequest(_Request):
     """SDK `SaveWeightsRequest`."""
 

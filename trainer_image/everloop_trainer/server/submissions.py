@@ -34,6 +34,7 @@ from everloop_trainer.session.operations import (
     SaveWeightsExternal,
     SaveWeightsForSampler,
 )
+from everloop_trainer.session.times import refuse_ttl
 from everloop_trainer.tinker_proto import tinker_public
 
 MAX_SAMPLES = 1024
@@ -102,6 +103,21 @@ def load_weights(body: Body, allowed: str | None) -> Operation:
     else:
         stream, seq = _new_model(body), identifiers.CREATION
     return Operation(stream, seq, _content(LoadWeights.KIND, lambda: _load_weights(body, allowed)))
+
+
+def copy_weights(body: Body) -> tuple[schemas.CopyWeightsRequest, str]:
+    """SDK CopyWeightsRequest, and the training run to make: no operation, so that what is wrong is refused at once."""
+    run = _new_model(body)
+    try:
+        request = _validated(schemas.CopyWeightsRequest, body)
+    except _ContentError as error:
+        raise Undecodable(str(error)) from None
+    error = refuse_ttl(request.ttl_seconds)
+    if request.weights_access_token is not None:
+        error = "weights_access_token: not served by this version"
+    if error is not None:
+        raise Undecodable(error)
+    return request, run
 
 
 def save_weights(body: Body) -> Operation:

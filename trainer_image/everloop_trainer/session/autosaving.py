@@ -14,9 +14,9 @@ import structlog
 from everloop_trainer.session.context import Context
 from everloop_trainer.session.errors import EngineRefused
 from everloop_trainer.session.history import Model
-from everloop_trainer.session.identifiers import request_id, storage_id, tinker_path
+from everloop_trainer.session.identifiers import request_id, tinker_path
 from everloop_trainer.session.keeping import in_use
-from everloop_trainer.session.operations import FROZEN, OptimStep
+from everloop_trainer.session.operations import OptimStep
 from everloop_trainer.session.ports import ALPHA, Engine, Manifest
 from everloop_trainer.session.records import Autosaved, Pruned, Stored
 from everloop_trainer.session.streams import Stream
@@ -104,8 +104,7 @@ class Autosaving:
         context, model_id = self._context, model.info.model_id
         stream = context.history.streams[model_id]
         for key, writer, seq in await context.states.keys("weights", model_id):
-            kept = f"{FROZEN}{storage_id(model_id)}/{key}" in context.history.frozen
-            if kept or not self._at_boundary(stream, seq):
+            if context.history.needs_file(model_id, key) or not self._at_boundary(stream, seq):
                 continue
             if key in model.pruned or writer < context.config.incarnation.number:
                 await context.states.delete("weights", model_id, key)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+from everloop_trainer.session.copied import CopiedRun
 from everloop_trainer.session.history import Checkpoint, Handled, History, Model, ModelInfo, SamplerInfo
 from everloop_trainer.session.identifiers import CREATION
 from everloop_trainer.session.numbers import Numbers, Range
@@ -59,6 +60,7 @@ class SessionFacts:
         samplers: in the order of their creation.
         rolled_back: models that ended with the storage that they were on.
         handled: calls that changed checkpoints, and of which a repeat may come.
+        copied: training runs that hold a copy, in the order of their creation.
     """
 
     format: int
@@ -69,6 +71,7 @@ class SessionFacts:
     samplers: tuple[SamplerInfo, ...]
     rolled_back: tuple[RolledBack, ...] = ()
     handled: tuple[Handled, ...] = ()
+    copied: tuple[CopiedRun, ...] = ()
 
 
 @with_config(STRICT)
@@ -95,7 +98,10 @@ class EntryFacts:
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """A stream, as streams.Stream; the results that it owes are listed beside it (`pack_owed`)."""
+    """A stream, as streams.Stream; the results that it owes are listed beside it (`pack_owed`).
+
+    `rolled_back` is what a stream calls `closed`: the key in the file is that of the first case that there was.
+    """
 
     name: str
     done: int
@@ -199,7 +205,8 @@ def session_facts(history: History, lengths: Mapping[int, int]) -> SessionFacts:
     listed = tuple((path, checkpoint.frozen) for path, checkpoint in history.checkpoints.items())
     frozen, samplers = tuple(history.frozen.values()), tuple(history.samplers.values())
     lost, handled = tuple(history.rolled_back.values()), tuple(history.handled.values())
-    return SessionFacts(FORMAT, dict(lengths), models, frozen, listed, samplers, lost, handled)
+    copied = tuple(history.copied.values())
+    return SessionFacts(FORMAT, dict(lengths), models, frozen, listed, samplers, lost, handled, copied)
 
 
 def stream_facts(history: History, left: Cut, places: Mapping[Position, int]) -> StreamFacts:
@@ -231,7 +238,7 @@ def stream_facts(history: History, left: Cut, places: Mapping[Position, int]) ->
         gone=gone,
         fetched=fetched,
         entries=entries,
-        rolled_back=stream.rolled_back,
+        rolled_back=stream.closed,
         first_request=first_request,
     )
 
@@ -243,6 +250,7 @@ def restore(base: Base) -> History:
     history.checkpoints = {path: history.frozen[frozen] for path, frozen in facts.listed}
     history.samplers = {sampler.sampling_session_id: sampler for sampler in facts.samplers}
     history.rolled_back = {model.model_id: model for model in facts.rolled_back}
+    history.copied = {run.run_id: run for run in facts.copied}
     history.handled = {(call.path, call.request): call for call in facts.handled}
     for known in facts.models:
         name = known.info.model_id
@@ -262,7 +270,7 @@ def restore(base: Base) -> History:
 
 
 def _restore_stream(facts: StreamFacts, owed: Owed) -> Stream:
-    stream = Stream(facts.name, done=facts.done, floor=facts.floor, owed=owed, rolled_back=facts.rolled_back)
+    stream = Stream(facts.name, done=facts.done, floor=facts.floor, owed=owed, closed=facts.rolled_back)
     stream.gone, stream.fetched = Numbers(facts.gone), Numbers(facts.fetched)
     for known in facts.entries:
         entry = Entry(

@@ -1,5 +1,6 @@
 """Which stored states are to have copies elsewhere: checkpoints that are listed, and each model's newest snapshot.
 
+What `copy_weights` made shares a file here and has one of its own there, so that each comes back without the other.
 External weights have none: they are copies themselves, of what a model was, and meant to be taken elsewhere.
 
 Whoever makes the copies is told the whole set again and again, and works off the difference at its own pace. Nothing
@@ -12,8 +13,8 @@ import asyncio
 from collections.abc import Mapping
 
 from everloop_trainer.session.context import Context
-from everloop_trainer.session.history import History
-from everloop_trainer.session.ports import Copies, StateRef
+from everloop_trainer.session.history import Checkpoint, History
+from everloop_trainer.session.ports import Copies, Shared, StateRef
 from everloop_trainer.session.recovery import usable
 
 INTERVAL = 1.0
@@ -29,8 +30,13 @@ def wanted(history: History, newest: Mapping[str, str]) -> list[StateRef]:
     """
     listed = [each for each in history.checkpoints.values() if each.stored.kind != "external_weights"]
     saved = sorted(listed, key=lambda checkpoint: checkpoint.stored.time, reverse=True)
-    states = [StateRef(each.stored.kind, each.model_id, each.stored.key) for each in saved]
+    states = [StateRef(each.stored.kind, each.model_id, each.stored.key, _shared(history, each)) for each in saved]
     return states + [StateRef("snapshots", model, newest[model]) for model in history.models if model in newest]
+
+
+def _shared(history: History, checkpoint: Checkpoint) -> Shared | None:
+    run = history.copied.get(checkpoint.model_id)
+    return None if run is None else Shared(run.holder, run.source, run.time)
 
 
 class Copying:
@@ -65,7 +71,7 @@ class Copying:
 
     def _wanted(self) -> tuple[list[StateRef], set[str]]:
         history = self._context.history
-        return wanted(history, self._newest()), set(history.models) | set(history.rolled_back)
+        return wanted(history, self._newest()), {*history.models, *history.rolled_back, *history.copied}
 
     def _newest(self) -> dict[str, str]:
         newest = dict(self._found)

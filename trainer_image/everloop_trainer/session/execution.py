@@ -272,7 +272,7 @@ class Execution:
             return self._failed(entry, f"sampling_session_id: no weights are stored here for {args.weights!r}")
         stored = checkpoint.stored
         weights = FrozenWeights(
-            self._context.states.path(stored.kind, checkpoint.model_id, stored.key),
+            self._context.states.path(stored.kind, checkpoint.home, stored.key),
             stored.sha256,
             checkpoint.lora,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from everloop_trainer.session.copied import CopiedRun
 from everloop_trainer.session.identifiers import (
     CREATION,
     request_id,
@@ -32,6 +33,7 @@ from everloop_trainer.session.records import (
     Amended,
     Autosaved,
     CheckpointKind,
+    Copied,
     Deliver,
     Dropped,
     Fetched,
@@ -79,7 +81,8 @@ class SamplerInfo:
 class Checkpoint:
     """Weights that a save operation stored. `name` is None for those frozen for a sampling session.
 
-    `expires` is when it is to be removed, RFC 3339; None for never. `public` as in Amended.
+    `expires` is when it is to be removed, RFC 3339; None for never. `public` as in Amended. `holder` is the model whose
+    file it shares, for a copy; empty for one that has its own.
     """
 
     model_id: str
@@ -90,11 +93,17 @@ class Checkpoint:
     user_metadata: Metadata = None
     expires: str | None = None
     public: bool = False
+    holder: str = ""
+
+    @property
+    def home(self) -> str:
+        """The model below which its file lies."""
+        return self.holder or self.model_id
 
     @property
     def frozen(self) -> str:
         """The `frozen:` name, which means this file for ever."""
-        return f"{FROZEN}{storage_id(self.model_id)}/{self.stored.key}"
+        return _frozen(self.model_id, self.stored.key)
 
     @property
     def path(self) -> str | None:
@@ -167,6 +176,8 @@ class History:
         """By model: the `frozen:` name that its inflight samplers use."""
         self.rolled_back: dict[str, RolledBack] = {}
         """Models that ended with the storage that they were on: none of `models`."""
+        self.copied: dict[str, CopiedRun] = {}
+        """Training runs that hold a copy, for ever: none of `models` either."""
 
     def apply(self, record: Record, position: Position, *, durable: bool = True) -> None:
         """Take in one record, in the order of the history.
@@ -202,6 +213,8 @@ class History:
                 self._drop(record)
             case Amended():
                 self._amend(record)
+            case Copied():
+                self._copy(record)
             case Lost():
                 self._lose(record, position, durable)
             case Restored():
@@ -242,7 +255,7 @@ class History:
             del self.checkpoints[checkpoint.path]
 
     def _named(self, model_id: str, key: str) -> tuple[Checkpoint, str]:
-        checkpoint = self.frozen.get(f"{FROZEN}{storage_id(model_id)}/{key}")
+        checkpoint = self.frozen.get(_frozen(model_id, key))
         if checkpoint is None or checkpoint.path is None:
             raise ValueError(f"{key} of {model_id} has a record but was never stored under a name")
         return checkpoint, checkpoint.path
@@ -280,6 +293,27 @@ class History:
             model.latest_checkpoint = changed
         self._handle(Handled(path, amended.request, amended.time, removed=False))
 
+    def _copy(self, copied: Copied) -> None:
+        source, path = self._named(copied.stream, copied.key)
+        info, run = self.info(copied.stream), copied.run
+        if info is None or run in self.streams:
+            raise ValueError(f"{path} was copied into {run}, which has operations already")
+        checkpoint = replace(
+            source,
+            model_id=run,
+            stored=replace(source.stored, time=copied.time),
+            expires=copied.expires,
+            public=False,
+            holder=source.home,
+        )
+        assert checkpoint.path is not None, "it has the name of its source"
+        self.streams[run] = Stream(run, closed=True)
+        self.last_request[run] = self.first_request[run] = copied.time
+        self.copied[run] = CopiedRun(
+            run, checkpoint.path, path, source.home, copied.key, info.base_model, source.lora, copied.time
+        )
+        self.frozen[checkpoint.frozen] = self.checkpoints[checkpoint.path] = checkpoint
+
     def _handle(self, handled: Handled) -> None:
         oldest = instant(handled.time) - HANDLED_FOR
         for known, call in list(self.handled.items()):
@@ -292,7 +326,7 @@ class History:
         name = model.model_id
         if name in self.streams:
             raise ValueError(f"{name} was restored, but has operations already")
-        self.streams[name] = Stream(name, done=model.number + 1, floor=model.number + 1, rolled_back=True)
+        self.streams[name] = Stream(name, done=model.number + 1, floor=model.number + 1, closed=True)
         self.rolled_back[name] = model
         self.last_request[name] = self.first_request[name] = model.time
         for each in model.checkpoints:
@@ -329,11 +363,24 @@ class History:
         return stream
 
     def info(self, model_id: str) -> ModelInfo | None:
-        """A model whose creation succeeded, whether it goes on or was rolled back."""
-        model, lost = self.models.get(model_id), self.rolled_back.get(model_id)
-        if lost is not None:
-            return ModelInfo(model_id, lost.base_model, lost.lora)
+        """A model whose creation succeeded, whether it goes on or was rolled back; also what holds a copy only."""
+        model, closed = self.models.get(model_id), self._closed(model_id)
+        if closed is not None:
+            return ModelInfo(model_id, closed.base_model, closed.lora)
         return None if model is None else model.info
+
+    def closed(self, stream: str) -> str | None:
+        """What all operations of a stream are answered in which none runs; None for any other."""
+        closed = self._closed(stream)
+        return None if closed is None else closed.explanation
+
+    def _closed(self, stream: str) -> RolledBack | CopiedRun | None:
+        return self.rolled_back.get(stream) or self.copied.get(stream)
+
+    def needs_file(self, model_id: str, key: str) -> bool:
+        """Whether a checkpoint is left whose file lies there: what it was stored as, or a copy."""
+        copies = (run for run in self.copied.values() if (run.holder, run.key) == (model_id, key))
+        return any(_frozen(each, key) in self.frozen for each in (model_id, *(run.run_id for run in copies)))
 
     def find(self, request: str) -> Entry | Kept | Gone | None:
         """What is known of the operation of a request id; None if none was accepted."""
@@ -380,11 +427,12 @@ class History:
         source = self.frozen.get(loaded.source)
         if source is None:
             raise ValueError(f"{entry.request_id} loaded {loaded.source!r}, which was never stored")
-        lost = self.rolled_back.get(source.model_id)
-        base_model = lost.base_model if lost is not None else self.models[source.model_id].info.base_model
+        made = self.info(source.model_id)
+        if made is None:
+            raise ValueError(f"{entry.request_id} loaded {loaded.source!r} of a model that was never created")
         model = self.models.get(entry.stream)
         if model is None:
-            model = Model(ModelInfo(entry.stream, base_model, source.lora, args.user_metadata))
+            model = Model(ModelInfo(entry.stream, made.base_model, source.lora, args.user_metadata))
             self.models[entry.stream] = model
         model.info = replace(model.info, lora=source.lora)
         model.root = loaded.snapshot
@@ -423,6 +471,10 @@ class History:
     def unfinished(self) -> int:
         """How many accepted operations have no result."""
         return sum(len(stream.pending) for stream in self.streams.values())
+
+
+def _frozen(model_id: str, key: str) -> str:
+    return f"{FROZEN}{storage_id(model_id)}/{key}"
 
 
 def _finished(entry: Entry, ended: Ended) -> Finished:

@@ -2,8 +2,8 @@
 what a newer one of the same name has replaced.
 
 A checkpoint goes in three steps. `Removed` takes it off the list: from then on nothing finds it. Once nothing that was
-accepted before still reads it, `Dropped` says so, and then its file is deleted. Whatever dies in between, the next
-incarnation goes on from the records. Expiry is a record too: a replay reads no clock.
+accepted before still reads it, `Dropped` says so, and then its file is deleted, unless a copy shares it. Whatever dies
+in between, the next incarnation goes on from the records. Expiry is a record too: a replay reads no clock.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import structlog
 
 from everloop_trainer.session.context import Context
 from everloop_trainer.session.history import Checkpoint, History
-from everloop_trainer.session.identifiers import storage_id
-from everloop_trainer.session.operations import FROZEN, LoadWeights, Sample
+from everloop_trainer.session.identifiers import tinker_path
+from everloop_trainer.session.operations import LoadWeights, Sample
 from everloop_trainer.session.ports import About, StateKind
-from everloop_trainer.session.records import Amended, Dropped, Removed
+from everloop_trainer.session.records import Amended, Copied, Dropped, Removed
 from everloop_trainer.session.times import after, instant
 
 CHECKPOINTS: tuple[StateKind, ...] = ("weights", "sampler_weights", "external_weights")
@@ -95,6 +95,10 @@ class Orphan:
     seq: int
 
 
+class Taken(Exception):
+    """The training run that is to be made is there already, and is no copy."""
+
+
 class Keeping:
     """Changes and removes checkpoints, by request or in time.
 
@@ -114,7 +118,7 @@ class Keeping:
         if checkpoint is None or checkpoint.name is None:
             raise NoCheckpoint(path)
         stored, base = checkpoint.stored, self._context.config.base_model
-        state = Path(self._context.states.path(stored.kind, checkpoint.model_id, stored.key))
+        state = Path(self._context.states.path(stored.kind, checkpoint.home, stored.key))
         return state, About(base.name, base.revision, checkpoint.model_id, checkpoint.name)
 
     async def remove(self, path: str, request: str) -> None:
@@ -153,6 +157,39 @@ class Keeping:
         """
         await self._amend(path, request, lambda checkpoint: replace(checkpoint, public=public))
 
+    def copied(self, run: str) -> str | None:
+        """The path of the copy that a training run was made to hold, whether it is still there or not."""
+        history = self._context.history
+        made, lost = history.copied.get(run), history.rolled_back.get(run)
+        if lost is not None and lost.source:
+            return next(tinker_path(run, each.kind, each.name) for each in lost.checkpoints)
+        return None if made is None else made.path
+
+    async def copy(self, path: str, run: str, seconds: int | None) -> str:
+        """Make a training run that holds a copy of a checkpoint, and return the copy's path once that is durable.
+
+        The run's name tells a repeat, whatever it asks for: it gets the path that the first got. `seconds` until the
+        copy expires, None for never.
+
+        Raises:
+            NoCheckpoint: there is none of that path.
+            Taken: the run is a model, or somebody tried to make it one.
+        """
+        history, now = self._context.history, self._context.config.now()
+        copy, checkpoint = self.copied(run), history.checkpoints.get(path)
+        taken = copy is None and run in history.streams
+        if copy is None and checkpoint is not None and not taken:
+            expires = None if seconds is None else after(now, seconds)
+            log.info("checkpoint copied", path=path, run=run)
+            self._append(Copied(checkpoint.model_id, checkpoint.stored.key, run, now, expires))
+            copy = self.copied(run)
+        await self._settled()
+        if taken:
+            raise Taken(run)
+        if copy is None:
+            raise NoCheckpoint(path)
+        return copy
+
     async def _amend(self, path: str, request: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
         history, now = self._context.history, self._context.config.now()
         repeated = (path, request) in history.handled
@@ -179,7 +216,7 @@ class Keeping:
         log.info("checkpoint removed", path=checkpoint.path, expired=not request)
         self._append(Removed(checkpoint.model_id, checkpoint.stored.key, self._context.config.now(), request))
 
-    def _append(self, record: Removed | Amended | Dropped) -> None:
+    def _append(self, record: Removed | Amended | Dropped | Copied) -> None:
         """What is accepted from now on finds things so: it is journaled behind this record."""
         position, self._last = self._context.journal.append(record)
         self._context.history.apply(record, position)
@@ -205,7 +242,8 @@ class Keeping:
         for checkpoint in unneeded(self._context.history):
             self._append(Dropped(checkpoint.model_id, checkpoint.stored.key))
             await self._settled()
-            await self._delete(checkpoint.stored.kind, checkpoint.model_id, checkpoint.stored.key)
+            if not self._context.history.needs_file(checkpoint.home, checkpoint.stored.key):
+                await self._delete(checkpoint.stored.kind, checkpoint.home, checkpoint.stored.key)
 
     async def _delete(self, kind: StateKind, model_id: str, key: str) -> None:
         with self._context.underway.of(f"the deletion of a checkpoint of {model_id}"):
@@ -228,6 +266,6 @@ class Keeping:
         for orphan in orphans:
             if orphan.seq in history.streams[orphan.model_id].pending:
                 undecided.append(orphan)
-            elif f"{FROZEN}{storage_id(orphan.model_id)}/{orphan.key}" not in history.frozen:
+            elif not history.needs_file(orphan.model_id, orphan.key):
                 await self._delete(orphan.kind, orphan.model_id, orphan.key)
         return undecided

@@ -56,11 +56,11 @@ class Loading:
             return Loaded(source.frozen, manifest.key)
         stored = source.stored
         place = states.place("snapshots", entry.stream, entry.seq, generation)
-        path = states.path(stored.kind, source.model_id, stored.key)
+        path = states.path(stored.kind, source.home, stored.key)
         try:
             await engine.load(STAGING, path, lora, stored.sha256, args.optimizer)
         except EngineRefused as refused:
-            if await states.holds(stored.kind, source.model_id, stored.key, Written(stored.sha256, stored.size)):
+            if await states.holds(stored.kind, source.home, stored.key, Written(stored.sha256, stored.size)):
                 raise
             error = f"path: the storage does not hold {args.path!r} as it was saved: {refused.error}"
             raise EngineRefused(error, "user") from refused

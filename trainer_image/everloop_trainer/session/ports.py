@@ -214,6 +214,7 @@ class Manifest:
         seq: number of that operation; `step` counts optimizer steps.
         stands_on: the newest record that the state follows from; a manifest counts only if the history holds it.
         time: RFC 3339.
+        source: tinker path of the checkpoint of which it is a copy: only where copies in S3 say so.
     """
 
     kind: StateKind
@@ -232,6 +233,7 @@ class Manifest:
     name: str | None = None
     ttl_seconds: int | None = None
     user_metadata: dict[str, object] | None = None
+    source: str | None = None
 
 
 class States(Protocol):
@@ -272,12 +274,22 @@ class States(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """Of a checkpoint without a file of its own: the model below which that lies, of what it is a copy, since when."""
+
+    holder: str
+    source: str
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateRef:
     """A stored state that is to have a copy."""
 
     kind: StateKind
     model: str
     key: str
+    shared: Shared | None = None
 
 
 class Copies(Protocol):

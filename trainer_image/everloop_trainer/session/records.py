@@ -203,6 +203,20 @@ class Amended:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """The training run `run` was made, and has a checkpoint: a copy of a model's named one, by its key.
+
+    Both are one file. `expires` as in Amended, of the copy; `time` is RFC 3339.
+    """
+
+    stream: str
+    key: str
+    run: str
+    time: str
+    expires: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched:
     """Results of a stream were handed out to somebody who asked; `numbers` as ranges."""
 
@@ -229,6 +243,7 @@ Record = (
     | Removed
     | Dropped
     | Amended
+    | Copied
     | Fetched
     | Restored
 )
@@ -285,6 +300,9 @@ def to_header(record: Record) -> dict[str, Any]:
             asked = {"time": record.time, "request": record.request}
             holds = {"expires": record.expires, "public": record.public}
             return {"t": "amended", "s": record.stream, "n": 0, "key": record.key, **asked, **holds}
+        case Copied():
+            made = {"run": record.run, "time": record.time, "expires": record.expires}
+            return {"t": "copied", "s": record.stream, "n": 0, "key": record.key, **made}
         case Fetched():
             return {"t": "fetched", "s": record.stream, "n": 0, "numbers": [list(each) for each in record.numbers]}
         case Restored():
@@ -340,6 +358,7 @@ class _Header:
         "removed",
         "dropped",
         "amended",
+        "copied",
         "fetched",
         "restored",
     ]
@@ -364,6 +383,7 @@ class _Header:
     name: str | None = None
     key: str | None = None
     request: str | None = None
+    run: str | None = None
     expires: str | None = None
     public: bool | None = None
     segment: int = 0
@@ -423,6 +443,9 @@ def from_header(header: bytes) -> Record:
         case "amended":
             stream, key, time, request, public = found.need("s", "key", "time", "request", "public")
             return Amended(stream, key, time, request, found.expires, public)
+        case "copied":
+            stream, key, run, time = found.need("s", "key", "run", "time")
+            return Copied(stream, key, run, time, found.expires)
         case "fetched":
             stream, numbers = found.need("s", "numbers")
             return Fetched(stream, numbers)

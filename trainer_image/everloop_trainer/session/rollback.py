@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import ConfigDict, with_config
 
+from everloop_trainer.session.copied import explanation
 from everloop_trainer.session.lora import Lora
 from everloop_trainer.session.metadata import Metadata
 
@@ -35,6 +36,7 @@ class RolledBack:
         step: optimizer steps up to there.
         resume: tinker path of the newest checkpoint that holds weights and optimizer; empty if there is none.
         time: when it was restored, RFC 3339.
+        source: tinker path of what it held a copy of; empty for a model that was trained.
     """
 
     model_id: str
@@ -45,10 +47,13 @@ class RolledBack:
     resume: str
     time: str
     checkpoints: tuple[RestoredCheckpoint, ...] = ()
+    source: str = ""
 
     @property
     def explanation(self) -> str:
         """What every operation of the model is answered, whether it was accepted before the loss or comes now."""
+        if self.source:
+            return explanation(self.model_id, self.source)
         there = (
             f"go on from {self.resume!r} with create_training_client_from_state_with_optimizer"
             if self.resume

@@ -142,9 +142,9 @@ class SessionService:
     def _append(self, operation: Operation) -> None:
         context = self._context
         args = self._resolve(operation).args
-        lost = context.history.rolled_back.get(operation.stream)
-        if lost is not None:
-            args = Refused(args.operation if isinstance(args, Refused) else args.KIND, lost.explanation)
+        closed = context.history.closed(operation.stream)
+        if closed is not None:
+            args = Refused(args.operation if isinstance(args, Refused) else args.KIND, closed)
         record = Accept(operation.stream, operation.seq, args, context.config.now())
         if not is_readable(record):
             kind = record.args.operation if isinstance(record.args, Refused) else record.args.KIND
@@ -354,7 +354,7 @@ class SessionService:
         return self._keeping
 
     def runs(self) -> list[Run]:
-        """Every model whose creation has succeeded, those that were rolled back too."""
+        """Every model whose creation has succeeded, those that were rolled back too, and what holds a copy."""
         self._heard = self._context.config.monotonic()
         history = self._context.history
         checkpoints: dict[str, list[Checkpoint]] = {}
@@ -367,7 +367,7 @@ class SessionService:
                 name in self._context.broken,
                 tuple(sorted(checkpoints.get(name, ()), key=lambda each: each.stored.time, reverse=True)),
             )
-            for name in (*history.models, *history.rolled_back)
+            for name in (*history.models, *history.rolled_back, *history.copied)
             if (info := history.info(name)) is not None
         ]
 

@@ -78,7 +78,8 @@ class Stream:
         owed: results of operations that are no entries any more.
         gone: numbers that ended, and whose results are not kept any more.
         fetched: numbers whose results were handed out, and are not gone.
-        rolled_back: whether its model ended with the storage that it was on: all that comes fails, in any order.
+        closed: whether nothing runs in it, since its model ended with the storage that it was on, or since it holds the
+            copy of a checkpoint: all that comes fails, in any order.
     """
 
     name: str
@@ -89,12 +90,12 @@ class Stream:
     owed: Owed = field(default_factory=Owed)
     gone: Numbers = field(default_factory=Numbers)
     fetched: Numbers = field(default_factory=Numbers)
-    rolled_back: bool = False
+    closed: bool = False
 
     @property
     def ordered(self) -> bool:
         """Whether operations run in number order."""
-        return is_model(self.name) and not self.rolled_back
+        return is_model(self.name) and not self.closed
 
     def knows(self, seq: int) -> bool:
         """Whether a number was taken before: accepted, or given up."""

@@ -62,6 +62,7 @@ class _ManifestFile:
     name: str | None = None
     ttl_seconds: int | None = None
     user_metadata: dict[str, Any] | None = None
+    source: str | None = None
 
 
 _MANIFEST = TypeAdapter(_ManifestFile)
@@ -220,8 +221,10 @@ def manifest_to_json(manifest: Manifest) -> bytes:
             name=manifest.name,
             ttl_seconds=manifest.ttl_seconds,
             user_metadata=manifest.user_metadata,
+            source=manifest.source,
         ),
         indent=2,
+        exclude={"source"} if manifest.source is None else None,  # an older version need not know what is not used
     )
 
 
@@ -249,4 +252,5 @@ def manifest_from_json(content: bytes, key: str, path: str) -> Manifest | None:
         name=found.name,
         ttl_seconds=found.ttl_seconds,
         user_metadata=found.user_metadata,
+        source=found.source,
     )
