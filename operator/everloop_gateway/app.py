@@ -24,6 +24,7 @@ from everloop_gateway.ids import shorten
 from everloop_gateway.keys import Principal, Unauthorized
 from everloop_gateway.kube import ApiRefused, ApiUnavailable, pause
 from everloop_gateway.listings import Listings, Page, accessible, page
+from everloop_gateway.projects import refuse_other_projects
 from everloop_gateway.queries import once
 from everloop_gateway.refusal import Refusal
 from everloop_gateway.unseen_keys import TooManyQuestions
@@ -38,6 +39,8 @@ MAX_PROTOBUF_BYTES = 64 << 20
 """As the session pod has it; of these, two fields are read."""
 # Before the first lists are in nobody's key is known; refusing it then would end a client for good.
 SYNC_SECONDS = 30.0
+
+ACCESS_TOKEN_HEADER = "X-Tinker-Weights-Access-Token"
 
 CLIENT_CONFIG = {
     "pjwt_auth_enabled": False,
@@ -187,6 +190,7 @@ class App:
             wire.check_type(asked, "create_session")
         except wire.UndecodableBody as error:
             raise HTTPException(400, str(error)) from None
+        _check_project(asked.get("project_id"), principal, "project_id")
         unkept = client_sessions.unkept(asked)
         repeat = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
         session_id = tokens.session_id(self._cluster.master(), principal.namespace, principal.key_id, repeat)
@@ -236,7 +240,7 @@ class App:
 
         async def work(progress: Progress) -> Answer:
             found = await self._listings.client_sessions(principal, progress)
-            return json_answer(client_sessions.search(found, asked, principal.subject))
+            return json_answer(client_sessions.search(found, asked, principal.subject, principal.namespace))
 
         return HeldResponse(Kind.QUERY, _refusing(work), self._draining)
 
@@ -274,12 +278,20 @@ class App:
             raise HTTPException(refusal.status, refusal.detail) from None
         return self._downloads.stream(file, query, request.headers)
 
-    async def copy_weights(self, request: Request) -> Response:
-        """There are no projects to copy into."""
-        await self._principal(request)
-        await _read_body(request)
-        way = "create_training_client_from_state(path) and save_state make a checkpoint of your own"
-        raise HTTPException(400, f"destination_project_id: there are no projects here; {way}")
+    async def copy_weights(self, request: Request) -> HeldResponse:
+        """A checkpoint that the key may read becomes one of its own."""
+        principal = await self._principal(request)
+        if request.headers.get(ACCESS_TOKEN_HEADER) is not None:
+            raise HTTPException(400, f"{ACCESS_TOKEN_HEADER}: not served by this version")
+        body = await _read_body(request)
+        content_type = _content_type(request, wire.JSON)
+        incoming = Incoming(principal, f"{PREFIX}/copy_weights", body, content_type, wire.JSON)
+        repeat = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
+        return HeldResponse(
+            Kind.QUERY,
+            _refusing(lambda progress: self._calls.copy_weights(incoming, repeat, progress)),
+            self._draining,
+        )
 
     async def not_served(self, request: Request) -> Response:
         """Parts of the wire that are not there."""
@@ -373,6 +385,13 @@ class App:
     def _check_session(self, principal: Principal, session_id: str) -> None:
         if not self._cluster.owns(principal, session_id):
             raise HTTPException(403, f"session_id {shorten(session_id)!r} was not created with this API key")
+
+
+def _check_project(project: object, principal: Principal, field: str) -> None:
+    try:
+        refuse_other_projects(project, principal.namespace, field)
+    except Refusal as refusal:
+        raise HTTPException(refusal.status, refusal.detail) from None
 
 
 def build(app: App) -> Starlette:

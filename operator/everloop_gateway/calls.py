@@ -19,6 +19,7 @@ from everloop_gateway.holding import Kind
 from everloop_gateway.ids import MalformedId, Stream, parse_request_id, parse_stream, parse_tinker_path, shorten
 from everloop_gateway.intents import Intent, Intents
 from everloop_gateway.keys import Principal
+from everloop_gateway.projects import refuse_other_projects
 from everloop_gateway.published import published
 from everloop_gateway.refusal import Refusal
 from everloop_gateway.routing import Binding, Gone, Stopped, housed
@@ -26,6 +27,7 @@ from everloop_gateway.stopped import GONE, stopped_answer
 from everloop_gateway.upstream import Answer, Call, Progress, Upstream, until_available
 from everloop_losses.graph import GraphError
 from everloop_losses.identity import MAX_JSON_BYTES, loss_id, session_of, unpack
+from everloop_operator.api import tokens
 
 WEIGHTS_HEADER = "X-Everloop-Weights"
 BASE_WEIGHTS = "base"
@@ -120,6 +122,39 @@ class Calls:
         if base_model is not None and canonical_name(base_model, self._cluster.catalogue.entries) == binding.base_model:
             incoming = replace(incoming, body=_for_base_model(body, binding.base_model))
         return await self._deliver(incoming, binding, Kind.TRAIN, progress, headers)
+
+    async def copy_weights(self, incoming: Incoming, repeat: str, progress: Progress) -> Answer:
+        """Bind a new training run to where a checkpoint is, then have the checkpoint copied into it.
+
+        The run follows from key, path and `repeat`, the call's idempotency key, where the client doesn't name it. Who
+        repeats a call gets its answer even if the source can't be read any more.
+        """
+        principal, body = incoming.principal, _json(incoming.body)
+        path = _read(wire.text_field, body, "source_path")
+        try:
+            parse_tinker_path(path, "source_path")
+        except MalformedId as error:
+            raise Refusal(400, str(error)) from None
+        project = _read(wire.optional_text_field, body, "destination_project_id")
+        refuse_other_projects(project, principal.namespace, "destination_project_id")
+        if body.get("session_id") is not None:
+            stream = self._new_stream(principal, body, "train", "model_seq_id")
+        elif project is None:
+            raise Refusal(400, "destination_project_id: required where there is no session_id")
+        else:
+            # No header holds a line break: this is the session of no create_session.
+            name = f"copy_weights\n{path}\n{repeat}"
+            master, key_id = self._cluster.master(), principal.key_id
+            stream = Stream(tokens.session_id(master, principal.namespace, key_id, name), "train", 0)
+        binding = await self._find(principal, stream, progress)
+        if binding is None:
+            source = await self.source(principal, path, "source_path", progress)
+            binding = await self._ensure(stream, source.derive(stream.id, principal, None), progress)
+            headers = {WEIGHTS_HEADER: path}
+        else:
+            headers = {WEIGHTS_HEADER: path} if await self._may_read(principal, path, progress) else {}
+        sent = _with(body, session_id=stream.session_id, model_seq_id=stream.number)
+        return await self._deliver(replace(incoming, body=sent), binding, Kind.QUERY, progress, headers)
 
     async def sample(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward a sample, with the weights that its sampling session was created for."""
@@ -373,8 +408,12 @@ def _sampler(text: str) -> Stream:
 
 def _for_base_model(body: dict[str, Any], name: str) -> bytes:
     """A body that names an alias of the catalogue, which the pod does not know, with the name that it knows."""
+    return _with(body, base_model=name)
+
+
+def _with(body: dict[str, Any], **fields: Any) -> bytes:
     try:
-        return json.dumps({**body, "base_model": name}).encode()
+        return json.dumps({**body, **fields}).encode()
     except RecursionError:
         raise Refusal(400, "body: nests too deeply") from None
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from everloop_gateway.ids import shorten
+from everloop_gateway.projects import refuse_other_projects
 from everloop_gateway.refusal import Refusal
 
 LONGEST_SEARCH = 200
@@ -19,7 +20,6 @@ UNKEPT = {
     "user_metadata": "what is given to a session is not kept; a training run keeps what it is created with",
     "display_name": "sessions keep no name",
     "statuses": "it is not known of a session whether its client has ended",
-    "project_ids": "there are no projects here",
 }
 """By field of a search: why nothing can be found by it."""
 
@@ -69,8 +69,9 @@ def _joined(one: ClientSession, other: ClientSession) -> ClientSession:
     )
 
 
-def search(sessions: list[ClientSession], asked: Mapping[str, Any], subject: str) -> dict[str, Any]:
+def search(sessions: list[ClientSession], asked: Mapping[str, Any], subject: str, namespace: str) -> dict[str, Any]:
     """SDK `SessionSearchResponse` to a `SessionSearchRequest`; `sessions` are the key's own. Raises Refusal."""
+    _check_projects(asked.get("project_ids"), namespace)
     for name, why in UNKEPT.items():
         nothing: object = {} if name == "user_metadata" else None  # as the SDK's type has it
         if asked.get(name, nothing) != nothing:
@@ -87,7 +88,7 @@ def search(sessions: list[ClientSession], asked: Mapping[str, Any], subject: str
     page = found[:limit]
     last = page[-1] if len(found) > limit else None
     return {
-        "sessions": [_summary(session, subject) for session in page],
+        "sessions": [_summary(session, subject, namespace) for session in page],
         "next_cursor": None if last is None else {"last_created_at": last.created, "last_session_id": last.session_id},
     }
 
@@ -97,12 +98,21 @@ def unkept(asked: Mapping[str, Any]) -> str:
     return "; ".join(f"{name}: {UNKEPT[name]}" for name in ("user_metadata", "display_name") if asked.get(name))
 
 
-def _summary(session: ClientSession, subject: str) -> dict[str, Any]:
+def _check_projects(projects: object, namespace: str) -> None:
+    if projects is None:
+        return
+    if not isinstance(projects, list) or not projects:
+        raise Refusal(400, "project_ids: a list of at least one project is required")
+    for project in projects:
+        refuse_other_projects(str(project), namespace, "project_ids")
+
+
+def _summary(session: ClientSession, subject: str, namespace: str) -> dict[str, Any]:
     return {
         "session_id": session.session_id,
         "created_at": session.created,
         "owner": subject,
-        "project_id": "",
+        "project_id": namespace,
         "checkpoints_count": session.checkpoints,
         "checkpoint_storage_bytes": session.bytes,
     }

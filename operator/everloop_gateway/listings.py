@@ -15,6 +15,7 @@ from everloop_gateway.held import error_answer, json_answer
 from everloop_gateway.holders import get, may_have_runs
 from everloop_gateway.ids import MalformedId, parse_stream, parse_tinker_path, shorten
 from everloop_gateway.keys import Principal
+from everloop_gateway.projects import refuse_other_projects
 from everloop_gateway.published import as_seen_by_others
 from everloop_gateway.refusal import Refusal
 from everloop_gateway.routing import Binding, Gone
@@ -38,6 +39,7 @@ class Page:
 
 def page(principal: Principal, query: Mapping[str, str]) -> Page:
     """What the query asks for. Raises Refusal."""
+    refuse_other_projects(query.get("project_id"), principal.namespace, "project_id")
     limit = page_number(query.get("limit"), "limit", DEFAULT_PAGE, LONGEST_PAGE)
     offset = page_number(query.get("offset"), "offset", 0, 10**9)
     return Page(principal, limit, offset, accessible(query))

@@ -128,6 +128,8 @@ class Pod:
             return await self.change(request, body)
         if request.method == "GET":
             return self.listing(request.url.path.removeprefix("/api/v1/").split("/"))
+        if method == "copy_weights":
+            return await self.copy(request, json.loads(body))
         if method == "weights_info":
             return JSONResponse({"base_model": "org/small", "is_lora": True, "lora_rank": 8, "train_mlp": True})
         stream, number, extra = self.identify(method, body, request.headers.get("x-everloop-weights"))
@@ -165,6 +167,19 @@ class Pod:
         if self.mode == "hold":
             await asyncio.sleep(30)
         return JSONResponse({})
+
+    async def copy(self, request: Request, asked: dict[str, Any]) -> Response:
+        """Of a checkpoint: each run once, and for whoever may read the source."""
+        run, source = f"{asked['session_id']}:train:{asked['model_seq_id']}", asked["source_path"]
+        known = any(record.get("copied") == run for record in self.ledger.read())
+        self.ledger.write(asked_to_copy=run, pod=self.uid, body=asked)
+        if not known and request.headers.get("x-everloop-weights") != source:
+            return JSONResponse({"detail": "source_path"}, 403)
+        if not known:
+            self.ledger.write(copied=run, source=source, pod=self.uid)
+        if self.mode == "hold":
+            await asyncio.sleep(30)
+        return JSONResponse({"tinker_path": f"tinker://{run}/{source.split('/', 3)[3]}"})
 
     def identify(self, method: str, body: bytes, allowed: str | None) -> tuple[str, int, dict[str, Any]]:
         if method == "forward_backward":

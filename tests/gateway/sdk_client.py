@@ -164,6 +164,18 @@ def housekeeping(base_model: str) -> None:
     sys.stdin.readline()
 
 
+def copying(base_model: str) -> None:
+    """A checkpoint is copied into a project that is told, and a model made of the copy."""
+    service = tinker.ServiceClient()
+    path = service.create_lora_training_client(base_model, rank=8).result().save_state("saved").result().path
+    say("saved", path=path)
+    project = sys.stdin.readline().strip()
+    copy = service.create_rest_client().copy_weights(path, project, ttl_seconds=7200).result()
+    say("copied", path=copy)
+    say("loaded", model=service.create_training_client_from_state(copy).result().model_id)
+    sys.stdin.readline()
+
+
 def models(base_model: str) -> None:
     """What the server says it serves."""
     found = tinker.ServiceClient().get_server_capabilities().supported_models
@@ -180,7 +192,7 @@ if __name__ == "__main__":
             "listing": listing,
             "many": many,
         }
-        {**scenarios, "outcomes": outcomes, "housekeeping": housekeeping}[sys.argv[1]](sys.argv[2])
+        {**scenarios, "outcomes": outcomes, "housekeeping": housekeeping, "copying": copying}[sys.argv[1]](sys.argv[2])
     except Exception as error:
         say("error", type=type(error).__name__, message=str(error))
         raise

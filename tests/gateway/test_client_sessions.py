@@ -31,7 +31,7 @@ def test_a_search_goes_page_by_page() -> None:
     asked: dict[str, Any] = {"limit": 2}
     pages = []
     while True:
-        answer = search(SESSIONS, asked, "ada")
+        answer = search(SESSIONS, asked, "ada", "team")
         pages.append([each["session_id"] for each in answer["sessions"]])
         if answer["next_cursor"] is None:
             break
@@ -51,11 +51,15 @@ def test_a_search_goes_page_by_page() -> None:
         ({"owner": {"type": "user", "owner_urns": ["eve", "ada"]}}, 5),
         ({"owner": {"type": "user", "owner_urns": ["eve"]}}, 0),
         ({"user_metadata": {}, "statuses": None}, 5),
+        ({"project_ids": None}, 5),
+        ({"project_ids": ["team"]}, 5),
     ],
 )
 def test_what_is_found(asked: dict[str, Any], found: int) -> None:
-    """By id and owner."""
-    assert len(search(SESSIONS, asked, "ada")["sessions"]) == found
+    """By id, owner and project, which is the namespace."""
+    shown = search(SESSIONS, asked, "ada", "team")["sessions"]
+    assert len(shown) == found
+    assert all(each["project_id"] == "team" for each in shown)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,10 @@ def test_what_is_found(asked: dict[str, Any], found: int) -> None:
         ("statuses", [{"type": "active"}]),
         ("statuses", {}),
         ("project_ids", ["p"]),
+        ("project_ids", ["team", "p"]),
+        ("project_ids", [3]),
+        ("project_ids", [None]),
+        ("project_ids", []),
         ("project_ids", 0),
         ("limit", 0),
         ("limit", 201),
@@ -82,14 +90,14 @@ def test_what_is_found(asked: dict[str, Any], found: int) -> None:
         ("owner", {"type": "user", "owner_urns": []}),
         ("owner", {"type": "user", "owner_urns": ["ada"] * 11}),
         ("owner", {"type": "user", "owner_urns": ["ada", 1]}),
-        ("owner", "ada"),
+        ("owner", "ada", "team"),
         ("owner", None),
     ],
 )
 def test_what_cannot_be_asked_for_is_named(field: str, value: object) -> None:
     """Rather than found empty."""
     with pytest.raises(Refusal) as refused:
-        search(SESSIONS, {field: value}, "ada")
+        search(SESSIONS, {field: value}, "ada", "team")
     assert refused.value.status == 400
     assert refused.value.detail.startswith(f"{field}: ")
 

@@ -36,7 +36,7 @@ NAMELESS = {
     *("/healthz", "/readyz", f"{PREFIX}/healthz"),
     *(f"{PREFIX}/{name}" for name in ("client/config", "client/dynamic_config", "telemetry", "create_session")),
     *(f"{PREFIX}/{name}" for name in ("get_server_capabilities", "training_runs", "checkpoints")),
-    *(f"{PREFIX}/{name}" for name in ("copy_weights", "sessions", "sessions/search", "{rest:path}")),
+    *(f"{PREFIX}/{name}" for name in ("sessions", "sessions/search", "{rest:path}")),
 }
 """Routes whose calls name nothing that belongs to anybody."""
 Call = tuple[str, str, dict[str, Any]]
@@ -129,6 +129,10 @@ def calls(own: Names, other: Names) -> Mapping[str, Sequence[Call]]:
         "asample": [post("asample", sampling_session_id=other.sampler, **number("seq_id"))],
         "retrieve_future": [post("retrieve_future", request_id=other.request)],
         "retrieve_futures": [post("retrieve_futures", target={"sampling_session_id": other.sampler})],
+        "copy_weights": [
+            post("copy_weights", source_path=other.path, session_id=own.session, **number(new)),
+            post("copy_weights", source_path=own.path, session_id=other.session, **number(new)),
+        ],
         "cancel_future": [post("cancel_future", request_id=other.request)],
     }
     return {f"{PREFIX}/{route}": ways for route, ways in named.items()}
