@@ -124,7 +124,7 @@ class Calls:
         return await self._deliver(incoming, binding, Kind.TRAIN, progress, headers)
 
     async def copy_weights(self, incoming: Incoming, repeat: str, progress: Progress) -> Answer:
-        """Bind a new training run to where a checkpoint is, then have the checkpoint copied into it.
+        """Have a checkpoint copied into a new training run, then bind that to where both are.
 
         The run follows from key, path and `repeat`, the call's idempotency key, where the client doesn't name it. Who
         repeats a call gets its answer even if the source can't be read any more.
@@ -147,14 +147,17 @@ class Calls:
             master, key_id = self._cluster.master(), principal.key_id
             stream = Stream(tokens.session_id(master, principal.namespace, key_id, name), "train", 0)
         binding = await self._find(principal, stream, progress)
+        bound, headers = binding is not None, {WEIGHTS_HEADER: path}
         if binding is None:
             source = await self.source(principal, path, "source_path", progress)
-            binding = await self._ensure(stream, source.derive(stream.id, principal, None), progress)
-            headers = {WEIGHTS_HEADER: path}
-        else:
-            headers = {WEIGHTS_HEADER: path} if await self._may_read(principal, path, progress) else {}
+            binding = source.derive(stream.id, principal, None)
+        elif not await self._may_read(principal, path, progress):
+            headers = {}
         sent = _with(body, session_id=stream.session_id, model_seq_id=stream.number)
-        return await self._deliver(replace(incoming, body=sent), binding, Kind.QUERY, progress, headers)
+        answer = await self._deliver(replace(incoming, body=sent), binding, Kind.QUERY, progress, headers)
+        if answer.status == 200 and not bound:
+            await self._ensure(stream, binding, progress)
+        return answer
 
     async def sample(self, incoming: Incoming, progress: Progress) -> Answer:
         """Forward a sample, with the weights that its sampling session was created for."""

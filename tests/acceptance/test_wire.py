@@ -37,17 +37,17 @@ SAVES = ("save_weights", "save_weights_for_sampler", "save_weights_external")
 ADDRESS = {"session_id", "model_id", "sampling_session_id", "seq_id", "model_seq_id"}
 """Fields that say which operation of which stream is meant."""
 NEVER_DONE = {
-    "POST /api/v1/copy_weights",
     "GET /api/v1/downloads/{namespace}/{run_id}/{kind}/{name}/{key}/{file}",
 }
-"""There are no projects, and nobody guesses a URL."""
+"""Nobody guesses a URL."""
 NUMBERED = ("create_model", "load_weights", "forward_backward", "optim_step", "asample", *SAVES)
 """Accepted whatever they hold, and failed by what is wrong in them."""
 UNREAD = ("client/config", "client/dynamic_config", "telemetry", "create_session", "sessions/{session_id}/finish")
 """Nothing that they hold is kept."""
 NARROWER = (
     *("session_id", "model_id", "sampling_session_id", "sampler_id", "training_run_id", "request_id", "base_model"),
-    *("path", "tinker_path", "model_path", "target", "checkpoint", "cursor", "owner", "mac", "destination_project_id"),
+    *("path", "tinker_path", "model_path", "target", "checkpoint", "cursor", "owner", "mac"),
+    *("source_path", "project_id", "destination_project_id"),
     *("seq_id", "model_seq_id", "sampling_session_seq_id", "custom_loss_seq_id", "prev_cursor", "timeout"),
     *("limit", "offset", "ttl_seconds"),
     *("user_metadata", "display_name", "statuses", "project_ids", "name", "inputs", "graph"),
@@ -102,10 +102,11 @@ def with_something_of_each(client: Client) -> None:
     assert set(client.ended().values()) == {None}
 
 
-def examples(session: str) -> dict[str, Any]:
+def examples(session: str, project: str) -> dict[str, Any]:
     """A right body of each call that takes JSON and is not told apart by a path, by its name."""
     right = {**QUESTIONS, **OWN, **OPERATIONS, "create_model": CREATIONS["create_model"]}
     right |= {"create_custom_loss": loss(SESSION)}
+    right["copy_weights"] = {**OWN["copy_weights"], "destination_project_id": project}
     text = bodies.text(right).replace(SESSION, session).replace(f'"{bodies.NUMBER}"', "1")
     found: dict[str, Any] = json.loads(text)
     return found
@@ -170,12 +171,14 @@ def drawn_at_random(stack: Stack, place: Path, client: Client, written: Document
 
 def check_nothing_is_left_of_refusals(stack: Stack, client: Client, sent: list[dict[str, Any]]) -> None:
     """The journal has what was acknowledged, and what is bound was, too."""
-    accepted = {f"{each['s']}:{each['n']}" for each in stack.pod.journal() if each["t"] == "accept"}
+    journal = stack.pod.journal()
+    accepted = {f"{each['s']}:{each['n']}" for each in journal if each["t"] == "accept"}
+    copies = {each["run"] for each in journal if each["t"] == "copied"}
     assert client.acknowledged <= accepted  # some are of sessions that were drawn, too
     assert {request for request in accepted if request.startswith(client.session)} <= client.acknowledged
     made = {request.rpartition(":")[0] for request in client.acknowledged} | {each["sampler"] for each in sent}
     bound = {binding["data"]["id"] for binding in stack.tenant.bindings()}
-    assert {stream for stream in bound if stream.startswith(client.session)} <= made | {client.sampler}
+    assert {stream for stream in bound if stream.startswith(client.session)} <= made | copies | {client.sampler}
 
 
 def check_all_ends(client: Client) -> None:
@@ -194,7 +197,7 @@ def test_whatever_the_document_allows_or_forbids_is_answered(stack: Stack, tmp_p
     """In time, without a defect, by field where refused; what was acknowledged ends, and a loop goes as before."""
     before = trained(stack.gateway.url, stack.key)
     with stack.gateway.session(stack.key) as (http, session):
-        written = document(sdk_calls(), routes(), examples(session))
+        written = document(sdk_calls(), routes(), examples(session, stack.tenant.namespace))
         client = Client(http, session, answers.ALSO_NAMED | answers.names([]) | field_names(written))
         with_something_of_each(client)
         processes = stack.gateway.process.pid, process_of(stack.pod, "server")

@@ -54,7 +54,7 @@ def _program(python: str, stack: Stack, directory: Path) -> Iterator[tuple[subpr
         "HF_TOKEN": "hf_pretend",
         "TORCH": sysconfig.get_paths()["purelib"],
     }
-    command = [python, "-W", "ignore", "-m", PROGRAM, stack.base_model]
+    command = [python, "-W", "ignore", "-m", PROGRAM, stack.base_model, stack.tenant.namespace]
     with output.open("wb") as out, (directory / "errors").open("wb") as errors:
         process = subprocess.Popen(command, env=environment, cwd=directory, stdout=out, stderr=errors)
     try:

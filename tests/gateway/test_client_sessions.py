@@ -90,7 +90,7 @@ def test_what_is_found(asked: dict[str, Any], found: int) -> None:
         ("owner", {"type": "user", "owner_urns": []}),
         ("owner", {"type": "user", "owner_urns": ["ada"] * 11}),
         ("owner", {"type": "user", "owner_urns": ["ada", 1]}),
-        ("owner", "ada", "team"),
+        ("owner", "ada"),
         ("owner", None),
     ],
 )

@@ -164,6 +164,9 @@ NOTICED = {
     "server/app.py _Routes.get_info: await self._gate.call(service.still_ours())": (
         SERVER + "test_a_zombie_answers_nothing[no model]"
     ),
+    "server/checkpoints.py CheckpointRoutes.copy: await self._gate.call(service.still_ours())": (
+        SERVER + "test_a_zombie_answers_nothing[no copy]"
+    ),
     "server/files.py FileRoutes._stored: await self._gate.call(service.still_ours())": (
         SERVER + "test_a_zombie_answers_nothing[no files]"
     ),

@@ -18,8 +18,9 @@ from tests.session.world import TIME, A, Client, Running, create, fb, optim, run
 from tests.store.crash_files import CrashFiles, Disk
 
 UNAWARE = 1e6
-HEADERS = {"Authorization": "Bearer token", POD_UID_HEADER: "pod-1"}
 PATH = f"tinker://{A}/weights/first"
+HEADERS = {"Authorization": "Bearer token", POD_UID_HEADER: "pod-1", "x-everloop-weights": PATH}
+COPY = {"session_id": "s-9", "model_seq_id": 0}
 ASKED: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "a result": ("POST", "retrieve_future", {"request_id": f"{A}:2"}),
     "a future": ("POST", "retrieve_future", {"request_id": f"{A}:9"}),
@@ -38,11 +39,13 @@ ASKED: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "a removal": ("DELETE", f"training_runs/{A}/checkpoints/weights/first", None),
     "no removal": ("DELETE", f"training_runs/{A}/checkpoints/weights/none", None),
     "a publication": ("POST", f"training_runs/{A}/checkpoints/weights/first/publish", None),
+    "a copy": ("POST", "copy_weights", {"source_path": PATH, **COPY}),
+    "no copy": ("POST", "copy_weights", {"source_path": f"{PATH}-2", **COPY}),
     "an expiry": ("PUT", f"training_runs/{A}/checkpoints/weights/first/ttl", {"ttl_seconds": 3600}),
 }
 
 
-NOTHING = {"a future", "no model", "no checkpoint", "no files", "no removal"}
+NOTHING = {"a future", "no model", "no checkpoint", "no files", "no removal", "no copy"}
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """Says of each thing that the installed SDK offers what becomes of it here: one JSON object a line.
 
-    python -m tests.conformance.sdk BASE_MODEL
+    python -m tests.conformance.sdk BASE_MODEL PROJECT
 
-in an environment that has the SDK; URL and key come from the SDK's own variables. TORCH names a directory of packages
+in an environment that has the SDK; PROJECT is the one that the key's sessions are in. URL and key come from the SDK's own variables. TORCH names a directory of packages
 to take torch from, which the SDK expects of its users and does not bring.
 """
 
@@ -29,10 +29,10 @@ from tests.conformance.sdk.world import World
 PROBES = ("commands", "options", "parameters", "restclient", "samplingclient", "serviceclient", "trainingclient")
 
 
-def main(base_model: str) -> None:
+def main(base_model: str, project: str) -> None:
     for name in PROBES:
         importlib.import_module(f"tests.conformance.sdk.{name}")
-    world = World(base_model)
+    world = World(base_model, project)
     for section, rows in sections().items():
         for row in rows:
             told = {"version": tinker.__version__, "section": section, **outcome(row, world)}
@@ -42,7 +42,7 @@ def main(base_model: str) -> None:
 if __name__ == "__main__":
     code = 1
     try:
-        main(sys.argv[1])
+        main(sys.argv[1], sys.argv[2])
         code = 0
     finally:
         if code:

@@ -15,7 +15,7 @@ from tinker import types
 from tests.conformance.sdk import reasons
 from tests.conformance.sdk.probing import probe
 from tests.conformance.sdk.serviceclient import check_telemetry
-from tests.conformance.sdk.world import EVERY, RANK, World, check, done
+from tests.conformance.sdk.world import EVERY, RANK, World, check, close, done, loss
 
 TTL_SECONDS = 7200
 
@@ -125,10 +125,11 @@ def unpublish_checkpoint_from_tinker_path(world: World) -> None:
     check(not world.checkpoint(path).public, "it is listed as public")
 
 
-@probe("RestClient.copy_weights", "`list_checkpoints` has the copy", reasons.COPIES)
+@probe("RestClient.copy_weights", "`forward` of a model that is made of the copy gives the loss saved")
 def copy_weights(world: World) -> None:
-    copy = done(world.rest.copy_weights(world.state, "project"))
-    check(world.checkpoint(copy) is not None, "the copy isn't listed")
+    copy = done(world.rest.copy_weights(world.state, world.project))
+    client = done(world.service.create_training_client_from_state(copy))
+    check(close(loss(client), loss(world.training)), "another loss than that of the checkpoint")
 
 
 @probe("RestClient.get_external_weights_urls", "the files that it names can be fetched")

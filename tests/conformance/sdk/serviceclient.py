@@ -8,7 +8,6 @@ from typing import Any
 import tinker
 
 from tests.conformance.sdk.probing import probe
-from tests.conformance.sdk.reasons import COPIES
 from tests.conformance.sdk.world import EVERY, RANK, World, check, close, done, loss, step, texts
 
 
@@ -64,9 +63,9 @@ def create_custom_loss(world: World) -> None:
     check(close(found, loss(client)), f"{found}")
 
 
-@probe("ServiceClient.copy_weights", "`list_checkpoints` has the copy", COPIES)
+@probe("ServiceClient.copy_weights", "`list_checkpoints` has the copy")
 def copy_weights(world: World) -> None:
-    copy = done(tinker.ServiceClient(project_id="project").copy_weights(world.state))
+    copy = done(tinker.ServiceClient(project_id=world.project).copy_weights(world.state))
     check(world.checkpoint(copy) is not None, "the copy isn't listed")
 
 

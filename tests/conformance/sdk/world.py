@@ -76,8 +76,9 @@ def step(client: Any, adam: types.AdamParams = ADAM) -> None:
 class World:
     """Made on first use, since each row is to be told of even where another fails."""
 
-    def __init__(self, base_model: str) -> None:
+    def __init__(self, base_model: str, project: str) -> None:
         self.base_model = base_model
+        self.project = project
         self._names = 0
 
     @functools.cached_property

@@ -82,9 +82,11 @@ class CheckpointRoutes:
     async def copy(self, request: Request) -> Response:
         """Make a training run that holds a copy. A repeat is answered even if its source may be read no more."""
         asked, run = submissions.copy_weights(await read_json_object(request))
-        keeping = self._gate.service.keeping
+        service = self._gate.service
+        keeping = service.keeping
         allowed = request.headers.get(WEIGHTS_HEADER) == asked.source_path
         if not allowed and keeping.copied(run) is None:
+            await self._gate.call(service.still_ours())
             path = asked.source_path[: submissions.LONGEST_PATH]
             raise HTTPException(403, f"source_path: {path!r} is no checkpoint that this API key may copy")
         try:
