@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tinker
+from tinker import types
 
 from tests.server.sdk_loop import BASE_MODEL, run_scenario, say
 
@@ -65,5 +66,37 @@ def lifetimes() -> None:
     say(event="done")
 
 
+def copying() -> None:
+    """Copies that outlive their sources; what is sampled and loaded from them is told beside what they were."""
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1).result()
+    rest = service.create_rest_client()
+    say(event="created", model_id=client.model_id)
+    prompt = types.ModelInput.from_ints([5, 17, 9, 4, 33])
+
+    def scores(path: str) -> list[float | None]:
+        sampler = service.create_sampling_client(model_path=path)
+        return list(sampler.compute_logprobs(prompt).result())
+
+    sources = [client.save_state("half").result().path, client.save_weights_for_sampler("thin").result().path]
+    say(event="scores", **{path.split("/")[-1]: scores(path) for path in sources})
+    copies = [rest.copy_weights(path, "team", ttl_seconds=7200).result() for path in sources]
+    for path, copy in zip(sources, copies, strict=True):
+        run = copy.removeprefix("tinker://").split("/")[0]
+        info = rest.get_training_run(run).result()
+        say(event="copied", source=path, path=copy, rank=info.lora_rank, **listed(rest, run))
+        rest.delete_checkpoint_from_tinker_path(path).result()
+    say(event="removed")
+    say(event="scores", **{path.split("/")[-1]: scores(path) for path in copies})
+    made = service.create_training_client_from_state_with_optimizer(copies[0]).result()
+    say(event="scores", half=scores(made.save_weights_for_sampler("again").result().path))
+    runs = {run.training_run_id for run in rest.list_training_runs(limit=100).result().training_runs}
+    say(event="runs", found=[copy.removeprefix("tinker://").split("/")[0] in runs for copy in copies])
+    for copy in copies:
+        rest.delete_checkpoint_from_tinker_path(copy).result()
+    service.close("success").result()
+    say(event="done")
+
+
 if __name__ == "__main__":
-    run_scenario(rolling=rolling, lifetimes=lifetimes)
+    run_scenario(rolling=rolling, lifetimes=lifetimes, copying=copying)

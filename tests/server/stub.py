@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -38,6 +38,8 @@ class Stub:
         self.sessions = 0
         self.samplers: dict[str, str | None] = {}
         self.submits: list[tuple[str, int, float]] = []
+        self.losing: dict[str, Callable[[], None]] = {}
+        """By path: what happens when the next answer comes, which is lost."""
         self.client = httpx.AsyncClient(timeout=httpx.Timeout(60, connect=1), limits=httpx.Limits(max_connections=None))
         self.app = Starlette(
             routes=[
@@ -112,6 +114,9 @@ class Stub:
                 pod = self.pod
                 url = pod.url + path
                 answer = await self.client.request(request.method, url, content=body, headers=headers | pod.headers)
+                if (accident := self.losing.pop(path, None)) is not None:
+                    await asyncio.to_thread(accident)
+                    answer = httpx.Response(503)
             except httpx.TransportError:
                 answer = httpx.Response(503)
             self.submits.append((path, answer.status_code, time.monotonic() - begun))
