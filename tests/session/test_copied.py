@@ -173,6 +173,7 @@ async def test_a_repeat_gets_the_same_path_and_makes_nothing() -> None:
         await world.service.keeping.remove(HALF, "r1")
         assert await world.service.keeping.copy(HALF, RUN, None) == COPY
         assert listed(world.service, RUN) == {COPY: None}
+        await until(partial(left_of, world.service, 2))
         before = facts(history_of(await opened_copy(disk)))
         await compact(world)
         after = facts(history_of(await opened_copy(disk)))
@@ -262,7 +263,7 @@ async def test_a_copy_that_came_back_from_s3_is_known() -> None:
     async with running(Disk()) as world:
         await client.play(world.service, SAVED)
         lora = world.service.runs()[0].info.lora
-    write_restored(CrashFiles(disk), [RolledBack(RUN, "smol", lora, 3, 1, COPY, WHEN, (one,), source=HALF)])
+    write_restored(CrashFiles(disk), (RolledBack(RUN, "smol", lora, 3, 1, COPY, WHEN, (one,), source=HALF),))
     async with running(disk) as world:
         assert await world.service.keeping.copy(HALF, RUN, None) == COPY
         outcome = await Client().ask_after(world.service, create(RUN))
