@@ -40,7 +40,7 @@ MAX_PROTOBUF_BYTES = 64 << 20
 # Before the first lists are in nobody's key is known; refusing it then would end a client for good.
 SYNC_SECONDS = 30.0
 
-ACCESS_TOKEN_HEADER = "X-Tinker-Weights-Access-Token"
+FOREIGN_ACCESS_HEADER = "X-Tinker-Weights-Access-Token"
 
 CLIENT_CONFIG = {
     "pjwt_auth_enabled": False,
@@ -281,8 +281,8 @@ class App:
     async def copy_weights(self, request: Request) -> HeldResponse:
         """A checkpoint that the key may read becomes one of its own."""
         principal = await self._principal(request)
-        if request.headers.get(ACCESS_TOKEN_HEADER) is not None:
-            raise HTTPException(400, f"{ACCESS_TOKEN_HEADER}: not served by this version")
+        if request.headers.get(FOREIGN_ACCESS_HEADER) is not None:
+            raise HTTPException(400, f"{FOREIGN_ACCESS_HEADER}: not served by this version")
         body = await _read_body(request)
         content_type = _content_type(request, wire.JSON)
         incoming = Incoming(principal, f"{PREFIX}/copy_weights", body, content_type, wire.JSON)

@@ -149,9 +149,7 @@ def test_a_right_that_was_lost_before_the_pod_knew_of_it_is_lost(
     assert copied(tenant_with_pod) == []
 
 
-def test_the_namespace_is_the_only_project(
-    tenant_with_pod: Tenant, owner: tuple[httpx.Client, str, str]
-) -> None:
+def test_the_namespace_is_the_only_project(tenant_with_pod: Tenant, owner: tuple[httpx.Client, str, str]) -> None:
     """Its name is taken wherever a project may be named; any other is refused by its field, and nothing is made."""
     (client, session_id, path), own = owner, tenant_with_pod.namespace
     before = len(tenant_with_pod.bindings())

@@ -1,4 +1,4 @@
-"""Copies of checkpoints by the unmodified SDK; the server is killed behind its record, before anybody has its answer."""
+"""Copies of checkpoints by the unmodified SDK; the server is killed behind its record, and its answer is lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def test_bad_copies_name_what_is_wrong(own_pod: Pod) -> None:
         wrong: dict[str, list[dict[str, Any]]] = {
             "source_path": [run, {**run, "source_path": 3}],
             "session_id": [{"source_path": path, "model_seq_id": 0}],
-            "model_seq_id": [{"source_path": path, "session_id": "s-9"}, {**run, "source_path": path, "model_seq_id": -1}],
+            "model_seq_id": [
+                {"source_path": path, "session_id": "s-9"},
+                {**run, "source_path": path, "model_seq_id": -1},
+            ],
             "ttl_seconds": [{**run, "source_path": path, "ttl_seconds": value} for value in (60, 10**12, "3600", True)],
             "weights_access_token": [{**run, "source_path": path, "weights_access_token": "t"}],
         }

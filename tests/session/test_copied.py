@@ -25,8 +25,8 @@ from tests.session.world import (
     A,
     B,
     C,
-    D,
     Client,
+    D,
     Over,
     create,
     fb,
@@ -77,7 +77,7 @@ async def test_a_copy_is_a_run_of_its_own_that_shares_the_file() -> None:
 
 
 async def test_what_is_loaded_and_sampled_from_a_copy_is_what_was_copied() -> None:
-    """Also when the source is gone, from a copy of the copy, and in a new incarnation that reads it for the first time."""
+    """Also when the source is gone, from a copy of the copy, and in an incarnation that reads it first."""
     thin, disk, client = THIN.replace(A, RUN), Disk(), Client()
     steps = [[fb(C, 1, b"five"), optim(C, 2)]]
     expected, _ = await unbroken([*SAVED, [load(C, 0, HALF)], *steps])

@@ -2,8 +2,9 @@
 
     python -m tests.conformance.sdk BASE_MODEL PROJECT
 
-in an environment that has the SDK; PROJECT is the one that the key's sessions are in. URL and key come from the SDK's own variables. TORCH names a directory of packages
-to take torch from, which the SDK expects of its users and does not bring.
+in an environment that has the SDK; PROJECT is the one that the key's sessions are in. URL and key come from the SDK's
+own variables. TORCH names a directory of packages to take torch from, which the SDK expects of its users and does not
+bring.
 """
 
 from __future__ import annotations
