@@ -174,7 +174,7 @@ class Pod:
         known = any(record.get("copied") == run for record in self.ledger.read())
         self.ledger.write(asked_to_copy=run, pod=self.uid, body=asked)
         if not known and request.headers.get("x-everloop-weights") != source:
-            return JSONResponse({"detail": "source_path"}, 403)
+            return JSONResponse({"detail": "source_path"}, 404)
         if not known:
             self.ledger.write(copied=run, source=source, pod=self.uid)
         if self.mode == "hold":

@@ -144,7 +144,7 @@ def test_a_right_that_was_lost_before_the_pod_knew_of_it_is_lost(
         assert reader.post("/load_weights", json=bound).status_code == 200, "binds the same run"
         assert client.delete(publication).status_code == 200
         refused = copy(reader, path, "r1", **slot)
-    assert refused.status_code == 403
+    assert refused.status_code == 404
     assert refused.json()["detail"].startswith("source_path")
     assert copied(tenant_with_pod) == []
 

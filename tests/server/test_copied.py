@@ -77,5 +77,5 @@ def test_bad_copies_name_what_is_wrong(own_pod: Pod) -> None:
         missing = client.post(COPY, json={**run, "source_path": path}, headers=allowed)
         assert (missing.status_code, missing.json()["detail"][:13]) == (404, "source_path: ")
         foreign = client.post(COPY, json={**run, "source_path": f"{path}-2"}, headers=allowed)
-        assert (foreign.status_code, foreign.json()["detail"][:13]) == (403, "source_path: ")
+        assert (foreign.status_code, foreign.json()["detail"][:13]) == (404, "source_path: ")
     assert records(own_pod, "copied") == []

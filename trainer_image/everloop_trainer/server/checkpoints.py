@@ -88,7 +88,8 @@ class CheckpointRoutes:
         if not allowed and keeping.copied(run) is None:
             await self._gate.call(service.still_ours())
             path = asked.source_path[: submissions.LONGEST_PATH]
-            raise HTTPException(403, f"source_path: {path!r} is no checkpoint that this API key may copy")
+            # Not 403, by which the gateway would take its own token to be refused.
+            raise HTTPException(404, f"source_path: {path!r} is no checkpoint that this API key may copy")
         try:
             path = await self._gate.call(keeping.copy(asked.source_path, run, asked.ttl_seconds))
         except NoCheckpoint as missing:
