@@ -8,7 +8,7 @@ from typing import Any
 import tinker
 from tinker import types
 
-from tests.server.sdk_loop import BASE_MODEL, run_scenario, say
+from tests.server.sdk_loop import BASE_MODEL, batch, run_scenario, say
 
 
 def listed(rest: Any, run: str) -> dict[str, str | None]:
@@ -72,14 +72,16 @@ def copying() -> None:
     client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1).result()
     rest = service.create_rest_client()
     say(event="created", model_id=client.model_id)
+    client.forward_backward(batch(0, 2, 6), "cross_entropy").result()
+    client.optim_step(types.AdamParams(learning_rate=0.1)).result()
     prompt = types.ModelInput.from_ints([5, 17, 9, 4, 33])
 
-    def scores(path: str) -> list[float | None]:
+    def score(path: str) -> None:
         sampler = service.create_sampling_client(model_path=path)
-        return list(sampler.compute_logprobs(prompt).result())
+        say(event="scores", scores=list(sampler.compute_logprobs(prompt).result()))
 
     sources = [client.save_state("half").result().path, client.save_weights_for_sampler("thin").result().path]
-    say(event="scores", **{path.split("/")[-1]: scores(path) for path in sources})
+    score(sources[1])
     copies = [rest.copy_weights(path, "team", ttl_seconds=7200).result() for path in sources]
     for path, copy in zip(sources, copies, strict=True):
         run = copy.removeprefix("tinker://").split("/")[0]
@@ -87,9 +89,9 @@ def copying() -> None:
         say(event="copied", source=path, path=copy, rank=info.lora_rank, **listed(rest, run))
         rest.delete_checkpoint_from_tinker_path(path).result()
     say(event="removed")
-    say(event="scores", **{path.split("/")[-1]: scores(path) for path in copies})
+    score(copies[1])
     made = service.create_training_client_from_state_with_optimizer(copies[0]).result()
-    say(event="scores", half=scores(made.save_weights_for_sampler("again").result().path))
+    score(made.save_weights_for_sampler("again").result().path)
     runs = {run.training_run_id for run in rest.list_training_runs(limit=100).result().training_runs}
     say(event="runs", found=[copy.removeprefix("tinker://").split("/")[0] in runs for copy in copies])
     for copy in copies:

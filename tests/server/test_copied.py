@@ -45,9 +45,8 @@ def test_a_server_that_is_killed_behind_its_record_copies_once(own_pod: Pod, gat
         assert each["rank"] == 4
         assert list(set(each) - {"event", "source", "path", "rank"}) == [name]
         assert each[name] is not None, "it expires"
-    before, after, again = program.named("scores")
-    assert after == before
-    assert again["half"] == before["half"]
+    before, after, again = (each["scores"] for each in program.named("scores"))
+    assert before == after == again
     assert program.named("runs")[0]["found"] == [True, True]
     assert not any((own_pod.root / "models" / storage_id(record["run"])).exists() for record in made)
     eventually(lambda: files(own_pod, model) == [], "the files went with the last that shared them", 30)
