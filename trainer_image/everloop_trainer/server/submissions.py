@@ -112,11 +112,11 @@ def copy_weights(body: Body) -> tuple[schemas.CopyWeightsRequest, str]:
         request = _validated(schemas.CopyWeightsRequest, body)
     except _ContentError as error:
         raise Undecodable(str(error)) from None
-    error = refuse_ttl(request.ttl_seconds)
+    refusal = refuse_ttl(request.ttl_seconds)
     if request.weights_access_token is not None:
-        error = "weights_access_token: not served by this version"
-    if error is not None:
-        raise Undecodable(error)
+        refusal = "weights_access_token: not served by this version"
+    if refusal is not None:
+        raise Undecodable(refusal)
     return request, run
 
 
