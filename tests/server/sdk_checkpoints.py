@@ -92,8 +92,6 @@ def copying() -> None:
     score(copies[1])
     made = service.create_training_client_from_state_with_optimizer(copies[0]).result()
     score(made.save_weights_for_sampler("again").result().path)
-    runs = {run.training_run_id for run in rest.list_training_runs(limit=100).result().training_runs}
-    say(event="runs", found=[copy.removeprefix("tinker://").split("/")[0] in runs for copy in copies])
     for copy in copies:
         rest.delete_checkpoint_from_tinker_path(copy).result()
     service.close("success").result()
