@@ -59,6 +59,21 @@ def test_the_pass_that_ends_a_session_asks_for_the_one_that_removes_it(seconds: 
     assert decided(over).delete_session
 
 
+def test_a_session_whose_pod_outlasts_its_time_is_removed_once_that_is_gone() -> None:
+    """It is over when it is told to stop, but Stopped only without its pod: by then its time may have passed."""
+    told = replace(session(serving().session.status, stop=True, ttlSecondsAfterFinished=0), made_by_gateway=True)
+    stopping = serving()
+    stopping = replace(stopping, session=replace(told, status=stopping.session.status), trainer=Trainer())
+    for _ in range(2):  # its pod is told to go, and takes a minute
+        stopping = after(stopping, decided(stopping), now=stopping.now + timedelta(seconds=30))
+    assert stopping.session.status.phase == "Stopping"
+    gone = replace(stopping, pods=())
+    result = decided(gone)
+    assert (status_of(result).phase, result.delete_session) == ("Stopped", False)
+    assert result.requeue_after == pytest.approx(1)
+    assert decided(after(gone, result, now=gone.now + timedelta(seconds=1))).delete_session
+
+
 def failed(**changes: Any) -> Observed:
     """Failed just now, its pod crashing on."""
     broken = Container(exit_code=65, exit_message="StorageMismatch: other/model", finished=NOW)

@@ -190,9 +190,19 @@ async def test_pods_and_sessions_are_deleted_by_their_uid(force: bool) -> None:
         options = [body for _, _, body in server.asked]
     grace = {"gracePeriodSeconds": 0} if force else {}
     assert options == [{"preconditions": {"uid": "uid-pod"}, **grace}, {"preconditions": {"uid": OWNER}}]
-    for gone in (Absent("gone"), Conflict("another one")):
-        async with answering(DELETE=gone) as server:
+    another: Body = {"metadata": {"uid": "uid-another"}}
+    for gone, found in ((Absent("gone"), another), (Conflict("UID"), another), (Conflict("UID"), Absent("gone since"))):
+        async with answering(DELETE=gone, GET=found) as server:
             await server.delete_pod("team", "tuned-a1-0", uid="uid-pod", force=force)
+            await server.delete_session("team", "tuned", uid=OWNER)
+
+
+async def test_a_deletion_that_met_a_conflict_is_tried_again() -> None:
+    """What is still there under its UID is not gone, whatever the API server has stumbled over."""
+    async with answering(DELETE=Conflict("please try again"), GET={"metadata": {"uid": OWNER}}) as server:
+        with pytest.raises(Conflict):
+            await server.delete_pod("team", "tuned-a1-0", uid=OWNER, force=False)
+        with pytest.raises(Conflict):
             await server.delete_session("team", "tuned", uid=OWNER)
 
 

@@ -243,7 +243,8 @@ def _poll(
 def _expiry(observed: Observed, spec: TrainingSessionSpec, desired: TrainingSessionStatus) -> datetime | None:
     """By the status that this pass writes, because our own writes wake nobody; soon, if that has just ended it."""
     due = lifecycle.expiry(observed, spec, desired)
-    known = lifecycle.expiry(observed, spec, observed.session.status)
+    before = observed.session.status
+    known = lifecycle.expiry(observed, spec, before) and before.phase == desired.phase
     return due if due is None or known else max(due, observed.now + timedelta(seconds=ENDED_RECHECK_SECONDS))
 
 
