@@ -35,12 +35,15 @@ def rolling(rounds: int) -> None:
     say(event="done")
 
 
-def lifetimes() -> None:
+def lifetimes(user_metadata: dict[str, str]) -> None:
     """Saves that expire, and one that replaces another; then what is told of them, before and after changes."""
     service = tinker.ServiceClient()
-    client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1).result()
+    client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1, user_metadata=user_metadata).result()
     rest = service.create_rest_client()
     say(event="created", model_id=client.model_id)
+    client.forward_backward(batch(0, 2, 6), "cross_entropy").result()
+    client.optim_step(types.AdamParams(learning_rate=0.1)).result()
+    say(event="run", user_metadata=rest.get_training_run(client.model_id).result().user_metadata)
     brief = client.save_state("brief", ttl_seconds=3600).result().path
     thin = client.save_weights_for_sampler("thin", ttl_seconds=7200).result().path
     ever = client.save_state("ever").result().path

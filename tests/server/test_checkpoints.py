@@ -15,6 +15,8 @@ from tests.server.wire import Wire
 
 ROUNDS = 8
 
+METADATA = {"renderer": "qwen3", "run": "7"}
+
 
 def files(pod: Pod, model: str) -> list[str]:
     """The states of a model's checkpoints on disk."""
@@ -46,9 +48,15 @@ def test_rolling_checkpoints_while_the_server_is_killed(own_pod: Pod, gateway: S
 
 
 def test_lifetimes_are_told_and_changed(own_pod: Pod, gateway: Stub) -> None:
-    """expires_at as asked, set anew and taken away; what is wrong is refused by its field and changes nothing."""
-    with CheckpointProgram(gateway.url, "lifetimes") as program:
+    """expires_at as asked, set anew and taken away; what is wrong is refused by its field and changes nothing.
+
+    Their owner reads back what the run was made with, and the pod tells what each part of the step has taken.
+    """
+    with CheckpointProgram(gateway.url, "lifetimes", user_metadata=METADATA) as program:
         program.finish()
+    assert program.named("run")[0]["user_metadata"] == METADATA
+    seconds = (own_pod.status() or {})["work"]["stepSeconds"]
+    assert {part for part, taken in seconds.items() if float(taken) > 0} >= {"forward", "backward", "journal"}
     first, second = program.named("listed")
 
     def lives(listing: dict[str, Any], name: str) -> timedelta:

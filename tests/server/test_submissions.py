@@ -150,6 +150,27 @@ def test_bad_creations_are_refused_under_their_number(changes: dict[str, Any], p
     assert problem in operation.args.error
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"path": "tinker://s:train:0/weights/b"}, "path: "),
+        ({"optimizer": "yes"}, "optimizer: "),
+        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "optimizer_config.type: "),
+        ({"weights_access_token": "t"}, "weights_access_token: "),
+    ],
+)
+def test_bad_loads_are_refused_under_their_number(changes: dict[str, Any], problem: str) -> None:
+    """By field, also what only other services know."""
+    path = "tinker://s:train:0/weights/a"
+    body = {"model_id": MODEL, "seq_id": 3, "path": path, "optimizer": True}
+    assert not isinstance(submissions.load_weights(body, path).args, Refused)
+    operation = submissions.load_weights(body | changes, path)
+    assert (operation.stream, operation.seq) == (MODEL, 3)
+    assert isinstance(operation.args, Refused)
+    assert operation.args.operation == "load_weights"
+    assert operation.args.error.startswith(problem)
+
+
 def test_a_loss_that_is_not_published_means_its_stand_in_where_the_platform_says_so() -> None:
     """Settled in what is journaled, so that it is what runs again; no other loss, and nothing else of it, changes."""
     given = tinker_public.ForwardBackwardRequest(model_id=MODEL, seq_id=1, loss_fn="stable_reinforce")
