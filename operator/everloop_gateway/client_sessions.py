@@ -19,6 +19,7 @@ MOST_OWNERS = 10
 UNKEPT = {
     "user_metadata": "what is given to a session is not kept; a training run keeps what it is created with",
     "display_name": "sessions keep no name",
+    "tags": "sessions keep no tags",
     "statuses": "it is not known of a session whether its client has ended",
 }
 """By field of a search: why nothing can be found by it."""
@@ -95,7 +96,7 @@ def search(sessions: list[ClientSession], asked: Mapping[str, Any], subject: str
 
 def unkept(asked: Mapping[str, Any]) -> str:
     """What a client is told that gives its new session what is not kept; empty if it gives nothing of the kind."""
-    return "; ".join(f"{name}: {UNKEPT[name]}" for name in ("user_metadata", "display_name") if asked.get(name))
+    return "; ".join(f"{name}: {UNKEPT[name]}" for name in ("user_metadata", "display_name", "tags") if asked.get(name))
 
 
 def _check_projects(projects: object, namespace: str) -> None:
