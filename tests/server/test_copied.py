@@ -78,3 +78,22 @@ def test_bad_copies_name_what_is_wrong(own_pod: Pod) -> None:
         foreign = client.post(COPY, json={**run, "source_path": f"{path}-2"}, headers=allowed)
         assert (foreign.status_code, foreign.json()["detail"][:13]) == (404, "source_path: ")
     assert records(own_pod, "copied") == before
+
+
+def test_only_with_the_right_to_read_is_a_copy_made(own_pod: Pod) -> None:
+    """The gateway says so by a header for the very path; a repeat is answered without."""
+    wire = Wire(own_pod)
+    with wire.client:
+        wire.created()
+        path = f"tinker://{wire.model}/weights/mine"
+        saved = wire.post("save_weights", {"model_id": wire.model, "path": "mine", "seq_id": 1}).json()
+        eventually(lambda: "path" in wire.retrieve(saved["request_id"]).json(), "the save", 60)
+        asked = {"session_id": "s-9", "model_seq_id": 5, "source_path": path}
+        before = records(own_pod, "copied")
+        for headers in ({}, {"X-Everloop-Weights": f"{path}s"}):
+            assert wire.post("copy_weights", asked, headers=headers).status_code == 404
+        assert records(own_pod, "copied") == before
+        for headers in ({"X-Everloop-Weights": path}, {}):
+            answer = wire.post("copy_weights", asked, headers=headers)
+            assert (answer.status_code, answer.json()) == (200, {"tinker_path": "tinker://s-9:train:5/weights/mine"})
+        assert len(records(own_pod, "copied")) == len(before) + 1
