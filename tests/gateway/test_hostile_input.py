@@ -51,11 +51,12 @@ def test_a_parameter_that_is_given_twice_is_refused(
         file = f"downloads/{tenant.namespace}/{session_id}:train:0/weights/a/{'0' * 32}/archive.tar.gz"
         for path, name in (
             ("sessions", "limit"), ("checkpoints", "offset"), ("training_runs", "access_scope"),
+            ("training_runs", "project_id"),
             (f"sessions/{session_id}", "access_scope"), (run, "access_scope"), (file, "expires"), (file, "mac"),
         ):  # fmt: skip
             answer = client.get(f"/{path}?{name}=1&other=2&{name}=1")
             assert (answer.status_code, answer.json()["detail"]) == (400, f"{name}: given more than once"), path
-        assert client.get("/sessions?limit=1&other=2").status_code == 200
+        assert client.get("/sessions?limit=1&other=2&other=3").status_code == 200
 
 
 def test_nothing_is_promised_that_no_pod_takes(

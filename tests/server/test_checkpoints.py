@@ -19,10 +19,13 @@ METADATA = {"renderer": "qwen3", "run": "7"}
 
 
 def files(pod: Pod, model: str) -> list[str]:
-    """The states of a model's checkpoints on disk."""
-    return sorted(
-        path.parent.name for path in (pod.root / "models" / storage_id(model) / "checkpoints").rglob("state.*")
-    )
+    """The states of a model's checkpoints on disk, one of which may go while they are read."""
+    below = pod.root / "models" / storage_id(model) / "checkpoints"
+    while True:
+        try:
+            return sorted(path.parent.name for path in below.rglob("state.*"))
+        except FileNotFoundError:
+            continue
 
 
 def reached(program: CheckpointProgram, number: int) -> bool:

@@ -140,7 +140,7 @@ async def test_a_compacted_history_says_the_same() -> None:
     after = facts(history_of(await opened_copy(disk)))
     for name in ("models", "checkpoints", "frozen", "rolled_back", "last_request"):
         assert after[name] == before[name], name
-    assert after["streams"][A].rolled_back
+    assert after["streams"][A].closed
 
 
 def test_a_model_that_has_operations_can_not_be_restored() -> None:
